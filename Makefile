@@ -1,0 +1,66 @@
+# Moult: the only build file.  `make` leaves the program at build/moult.
+#
+#   make [SAN=address,undefined|thread] [CC=clang] [CUDA=0]   build
+#   make check                                                all tests of this machine
+#   make install PREFIX=/usr/local DESTDIR=                   program and man page
+#
+# Each configuration has its own folder (build/, build/address,undefined/, ...), so that objects of
+# two never mix.  CUDA=0 is accepted and is all there is until the CUDA backend lands.
+CC      ?= gcc
+PREFIX  ?= /usr/local
+SAN     ?=
+CUDA    ?= 0
+OUT     := build$(if $(SAN),/$(SAN))$(if $(REF),/ref)
+
+PKGS    := libmicrohttpd jansson libpcre2-8 libutf8proc libxxhash libcurl
+PKG_CF  := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+PKG_LD  := $(shell pkg-config --libs libmicrohttpd jansson libpcre2-8 libutf8proc 2>/dev/null)
+
+WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef \
+           -Wwrite-strings -Wpointer-arith -Wformat=2 -Wdouble-promotion
+# -ffp-contract=off: the bits are ours to choose; every fused multiply-add is written as one.
+CFLAGS  ?= -O2 -g
+ALL_CF  := -std=c17 -D_GNU_SOURCE -Isrc -pthread -ffp-contract=off -fno-strict-aliasing $(WARN) $(WERROR) \
+           $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=undefined) \
+           $(if $(REF),-DMOULT_REFERENCE_F32) $(PKG_CF) $(CFLAGS)
+LIBS    := $(PKG_LD) -lm -ldl -pthread
+
+SRC     := $(sort $(wildcard src/*/*.c src/*/*/*.c))
+OBJ     := $(SRC:src/%.c=$(OUT)/obj/%.o)
+LIBOBJ  := $(filter-out $(OUT)/obj/cli/main.o,$(OBJ))
+TESTS   := $(patsubst test/unit/%.c,$(OUT)/test/%,$(sort $(wildcard test/unit/test_*.c)))
+ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
+
+all: $(OUT)/moult
+
+$(OUT)/moult: $(OBJ)
+	$(CC) $(ALL_CF) -o $@ $^ $(LIBS)
+
+# The units of one instruction set carry its flags; the rest is built for the base architecture.
+ifeq ($(ARCH),x86_64)
+$(OUT)/obj/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
+$(OUT)/obj/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma
+endif
+
+$(OUT)/obj/%.o: src/%.c $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CF) $(ISA) -MMD -MP -c -o $@ $<
+
+$(OUT)/test/%: test/unit/%.c $(LIBOBJ) $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS) -lcmocka
+
+$(OUT)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(ALL_CF)' | cmp -s - $@ || echo '$(CC) $(ALL_CF)' > $@
+
+tests: $(TESTS)
+# One test after another; each prints cmocka's own summary.
+unit: $(TESTS)
+	@set -e; for t in $(TESTS); do echo "== $$t"; $$t; done
+
+clean:
+	rm -rf build
+
+.PHONY: all tests unit clean FORCE
+-include $(OBJ:.o=.d) $(TESTS:=.d)

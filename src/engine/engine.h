@@ -1,0 +1,94 @@
+/*
+ * engine.h - the step loop: one thread that owns scheduler, KV, prefix tree, store and model.
+ *
+ *     struct engine_options o = {...};
+ *     engine_new(&e, &o, err);                  // starts the engine thread
+ *     engine_submit(e, r, err);                 // any thread
+ *     engine_abort(e, rid, false);              // any thread
+ *     engine_update(e, dir, &opt, &result, err) // any thread, blocks until committed or refused
+ *     engine_stop(e, drain_s);                  // answers everything, joins, frees nothing of requests
+ *
+ * Each turn: take the inbox (new requests, aborts, control work), admit, build one step (decodes first,
+ * then prefill chunks up to max_step_tokens), model_submit, model_collect, hand out tokens.
+ *
+ * Scheduling   by priority, then arrival.  A request that could never fit an empty pool is refused at
+ *              submit (ERR_INPUT); one whose max_new_tokens would not fit is capped to the pool (finish
+ *              reason length).  When pages run out, first the tree's unused leaves are evicted (LRU), then the
+ *              youngest running request is retracted: it loses its KV, keeps its ids, and runs again.
+ * Prefix cache a radix tree over whole pages, keyed by (weight epoch, extra_key) and token ids; a hit is by
+ *              comparison of tokens, never by hash alone; at least one prompt token is always computed; capped at
+ *              logprob_start.  A page enters only if it and all before it were computed under one epoch.
+ * Update       stage and prepare run in the caller's thread while serving goes on.  Then: abort_all ends
+ *              everything, otherwise running requests drain while new ones wait; the commit is a swap at
+ *              a step boundary; the epoch moves.  A refused update touches no request.
+ * Determinism  results of a request do not depend on what else runs (model.h).
+ */
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include "engine/request.h"
+#include "model/model.h"
+#include "text/tokenizer.h"
+
+struct engine;
+
+struct engine_options {
+    const struct config *config;      /* borrowed, as all here */
+    const struct tokenizer *tokenizer; /* NULL: no text, no stop strings */
+    struct store *store;              /* with weights */
+    struct model *model;
+    int32_t n_kv_pages;
+    int32_t max_running;      /* requests */
+    int32_t max_queued;       /* 0: unlimited; above: ERR_BUSY */
+    int32_t chunk_tokens;     /* prefill tokens of one request in one step; <= 0: max_step_tokens */
+    int32_t max_step_tokens;  /* as given to model_new */
+    int32_t context_len;
+    bool no_prefix_cache;
+    int32_t retract_every;    /* tests: retract the youngest running request every n-th step; 0: never */
+    const char *weight_version;
+    const char *model_path;   /* as given */
+    double watchdog_s;        /* a step longer than this ends the process non-zero; 0: off */
+};
+
+struct engine_stats {
+    int32_t running, waiting;
+    int32_t pages_total, pages_free, pages_cached; /* cached: held by the tree alone */
+    int64_t prompt_tokens, cached_tokens, output_tokens, steps, retractions, finished, aborted;
+    double gen_throughput; /* tokens/s over the last seconds */
+    uint64_t epoch;
+    double heartbeat_age_s; /* since a step ended or the loop was last idle */
+    bool updating, stuck;   /* stuck: work waits and no step ended for 10 s */
+};
+
+struct update_options {
+    const char *weight_version; /* NULL: unchanged */
+    bool flush_cache, abort_all;
+    int loader_threads; /* 0: as many as cores, at most 8 */
+};
+struct update_result {
+    double stage_s, drain_s, swap_s;
+    uint64_t bytes;
+    uint64_t epoch;
+    int32_t num_paused; /* requests that waited for the swap */
+    char warning[256];
+};
+
+err_t engine_new(struct engine **out, const struct engine_options *o, struct err *e) MUST_USE;
+/* Drain at most drain_s seconds, then abort what is left; joins the thread and frees the engine. */
+void engine_stop(struct engine *e, double drain_s);
+
+/* Takes its own reference on success.  ERR_INPUT: can never fit, or a rid in flight ("Duplicate request ID
+ * detected: R"); ERR_BUSY: queue full; ERR_STATE: stopping. */
+err_t engine_submit(struct engine *e, struct request *r, struct err *err) MUST_USE;
+void engine_abort(struct engine *e, const char *rid_prefix, bool all); /* empty prefix without all: nothing */
+void engine_abort_request(struct engine *e, struct request *r);        /* this one (client left) */
+/* OK if nothing running holds KV: the tree is emptied.  ERR_STATE otherwise.  Blocks for a turn. */
+err_t engine_flush(struct engine *e, struct err *err) MUST_USE;
+err_t engine_update(struct engine *e, const char *model, const struct update_options *o,
+                    struct update_result *res, struct err *err) MUST_USE;
+void engine_stat(struct engine *e, struct engine_stats *out);
+/* Copies, since an update may change them at any time. */
+void engine_weight_version(struct engine *e, char *out, size_t n);
+void engine_model_path(struct engine *e, char *out, size_t n);
+
+#endif

@@ -1,0 +1,77 @@
+/*
+ * model.h - a model that runs steps.
+ *
+ * A step is a flat batch of tokens of several sequences.  The engine submits one and collects it; on
+ * the CPU submit does the work, on a GPU it will only queue it.  One step may be in flight.
+ *
+ *     struct step st = {...};                       // caller owns every array until collect returns
+ *     model_submit(m, &st);
+ *     model_collect(m, &st);                        // rows[i].out is filled
+ *
+ * What a token's results depend on: its own sequence's ids and positions, the weights, and for a
+ * sampled row its spec and seed.  Nothing else: not the other tokens of the step, nor how the
+ * sequence was cut into steps (test/unit/test_invariance.c).
+ *
+ * Numerics: DESIGN.md 4.  With -DMOULT_REFERENCE_F32 (make REF=1) every rounding to BF16 is left
+ * out, KV included; that build exists for tests against float32 references.
+ *
+ * Sequences: before the step runs, the tokens' K and V are written to the pages of their sequence's
+ * table: token at position p lies in page table[p / KV_PAGE], row p % KV_PAGE.  A token attends to
+ * positions 0..p of its sequence; those before the step's own must be there already.
+ */
+#ifndef MODEL_MODEL_H
+#define MODEL_MODEL_H
+
+#include "base/err.h"
+#include "base/pool.h"
+#include "model/config.h"
+#include "model/sample.h"
+#include "weight/store.h"
+
+#define KV_PAGE 16 /* tokens a page */
+
+struct model;
+
+struct step_seq {
+    const int32_t *pages; /* block table: page ids, borrowed */
+    int32_t n_pages;
+};
+
+/* A row asks for something computed from the logits after one token of the step. */
+struct step_row {
+    int32_t token;                  /* index into the step's tokens */
+    const struct sample_input *in;  /* what to do with the logits; see sample.h */
+    struct sample_output *out;      /* filled at collect */
+};
+
+struct step {
+    int32_t n_tokens;
+    const int32_t *ids, *pos, *seq; /* [n_tokens]; tokens of one sequence are in position order */
+    int32_t n_seqs;
+    const struct step_seq *seqs;
+    int32_t n_rows;
+    const struct step_row *rows;
+};
+
+/* The slots of the model for the store; caller frees *specs with mem_free. */
+err_t model_specs(const struct config *c, struct slot_spec **specs, size_t *n, struct err *e) MUST_USE;
+
+/* `store` must hold weights before the first submit; borrowed, as is `pool`.  `isa`: NULL for the best
+ * of this machine, or "portable", "avx2", "avx512" (ERR_UNSUPPORTED if the machine lacks it). */
+err_t model_new(struct model **out, const struct config *c, struct store *s, struct pool *pool,
+                int32_t n_kv_pages, int32_t max_step_tokens, const char *isa, struct err *e) MUST_USE;
+void model_free(struct model *m);
+const char *model_isa(const struct model *m);
+
+size_t model_kv_page_bytes(const struct config *c); /* K and V of all layers, one page */
+/* Zero a page before a new owner writes it (determinism: nothing of a former owner is read). */
+void model_kv_clear(struct model *m, int32_t page);
+
+void model_submit(struct model *m, const struct step *st);
+void model_collect(struct model *m, const struct step *st);
+
+/* For tests: logits [n][vocab] f32 of the given step tokens, with the same arithmetic. */
+void model_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,
+                  float *logits);
+
+#endif
