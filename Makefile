@@ -6,7 +6,10 @@
 #
 # Each configuration has its own folder (build/, build/address,undefined/, ...), so that objects of
 # two never mix.  CUDA=0 is accepted and is all there is until the CUDA backend lands.
-CC      ?= gcc
+SHELL   := /bin/bash
+ifeq ($(origin CC),default)
+CC      := gcc
+endif
 PREFIX  ?= /usr/local
 SAN     ?=
 CUDA    ?= 0
@@ -55,12 +58,55 @@ $(OUT)/flags: FORCE
 	@echo '$(CC) $(ALL_CF)' | cmp -s - $@ || echo '$(CC) $(ALL_CF)' > $@
 
 tests: $(TESTS)
-# One test after another; each prints cmocka's own summary.
+# One test program after another, from the root of the repository; each prints cmocka's summary.
 unit: $(TESTS)
 	@set -e; for t in $(TESTS); do echo "== $$t"; $$t; done
+
+# Small programs that tests drive (oracles in other languages).
+TOOLS   := $(patsubst test/tools/%.c,$(OUT)/tools/%,$(sort $(wildcard test/tools/*.c)))
+tools: $(TOOLS)
+$(OUT)/tools/%: test/tools/%.c $(LIBOBJ) $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CF) -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS)
+
+# Fuzzers: one per parser, built by clang with all the code under the sanitizers.
+FUZZERS := $(patsubst fuzz/%.c,build/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
+FUZZ_S  ?= 10
+build/fuzz/%: fuzz/%.c $(filter-out src/cli/main.c,$(SRC))
+	@$(MAKE) --no-print-directory CC=clang SAN=fuzzer-no-link,address,undefined CFLAGS='-O1 -g' fuzz-lib
+	@mkdir -p $(@D)
+	clang -std=c17 -D_GNU_SOURCE -Isrc -pthread -g -O1 -fsanitize=fuzzer,address,undefined \
+	    $(PKG_CF) -o $@ $< $(patsubst src/%.c,build/fuzzer-no-link,address,undefined/obj/%.o,$(filter-out src/cli/main.c,$(SRC))) $(LIBS)
+fuzz-lib: $(LIBOBJ)
+fuzz: $(FUZZERS)
+	@set -e; for f in $(FUZZERS); do n=$$(basename $$f); echo "== $$n"; \
+	    mkdir -p build/corpus/$$n; seeds=; [ -d fuzz/corpus/$$n ] && seeds=fuzz/corpus/$$n; \
+	    $$f -max_total_time=$(FUZZ_S) -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
+	        build/corpus/$$n $$seeds >build/fuzz/$$n.log 2>&1 || { tail -40 build/fuzz/$$n.log; exit 1; }; grep number_of_executed build/fuzz/$$n.log; done
+
+# Benches are printed, never tested; bench/README.md says how to read them.
+$(OUT)/bench/%: bench/%.c $(LIBOBJ) $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS)
+bench: $(OUT)/bench/bench_model
+	$(OUT)/bench/bench_model models/tiny-moe
+	$(OUT)/bench/bench_model random
+
+layers:
+	tools/check_layers
+
+# Everything this machine can test.  PY is a Python with the peers of test/requirements.txt; without
+# them those tests say what they skip.
+PY      ?= python3
+check:
+	@tools/check
+check-quick: layers all tests unit
+
+install: $(OUT)/moult
+	install -Dm755 $(OUT)/moult $(DESTDIR)$(PREFIX)/bin/moult
 
 clean:
 	rm -rf build
 
-.PHONY: all tests unit clean FORCE
--include $(OBJ:.o=.d) $(TESTS:=.d)
+.PHONY: all tests unit tools fuzz fuzz-lib layers bench check check-quick install clean FORCE
+-include $(OBJ:.o=.d) $(TESTS:=.d) $(TOOLS:=.d)

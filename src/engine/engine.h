@@ -86,6 +86,8 @@ void engine_abort_request(struct engine *e, struct request *r);        /* this o
 err_t engine_flush(struct engine *e, struct err *err) MUST_USE;
 err_t engine_update(struct engine *e, const char *model, const struct update_options *o,
                     struct update_result *res, struct err *err) MUST_USE;
+/* For tests: conservation of all pages, checked between two steps. */
+err_t engine_check(struct engine *e, struct err *err) MUST_USE;
 void engine_stat(struct engine *e, struct engine_stats *out);
 /* Copies, since an update may change them at any time. */
 void engine_weight_version(struct engine *e, char *out, size_t n);

@@ -70,6 +70,10 @@ void model_kv_clear(struct model *m, int32_t page);
 void model_submit(struct model *m, const struct step *st);
 void model_collect(struct model *m, const struct step *st);
 
+/* For tests: let attention's KV chunks start at the step's first token of a sequence instead of at absolute
+ * positions, so that a test of invariance can show that it would notice. */
+void model_break_invariance(struct model *m);
+
 /* For tests: logits [n][vocab] f32 of the given step tokens, with the same arithmetic. */
 void model_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,
                   float *logits);

@@ -54,5 +54,8 @@ bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 /* The raw bytes of one token (not NUL-terminated; may be part of a character); NULL for an unknown
  * id.  An added token gives its content.  Borrowed from `t`. */
 const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *n);
+/* What the decoder appends for the id: as above, but an added token whose characters are all in the
+ * byte-level alphabet is mapped through it, as HF's decoder does. */
+const char *tokenizer_decoded(const struct tokenizer *t, int32_t id, size_t *n);
 
 #endif

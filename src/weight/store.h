@@ -2,7 +2,7 @@
  * store.h - every resident weight, for the life of the process.
  *
  * A slot is one matrix or vector that kernels read; its spec comes from the model (model/tensors.h)
- * and never changes.  All slots of one generation lie in one arena; the store keeps the table of
+ * and never changes.  Two slots may have one name (a tied head); they get the same values.  All slots of one generation lie in one arena; the store keeps the table of
  * addresses that kernels read through store_ptr.  An update (weight/update.h) fills a second arena
  * while the first serves, then swaps the table: the commit is a pointer flip, and cannot fail.
  *
@@ -18,6 +18,7 @@
 #define WEIGHT_STORE_H
 
 #include "base/err.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -38,7 +39,8 @@ err_t store_new(struct store **out, const struct slot_spec *specs, size_t n, str
 void store_free(struct store *s);
 size_t store_slots(const struct store *s);
 const struct slot_spec *store_spec(const struct store *s, size_t slot);
-size_t store_find(const struct store *s, const char *name); /* slot, or SIZE_MAX */
+size_t store_find(const struct store *s, const char *name); /* first slot, or SIZE_MAX */
+size_t store_find_next(const struct store *s, size_t slot); /* next slot of that name, or SIZE_MAX */
 const void *store_ptr(const struct store *s, size_t slot);
 uint64_t store_epoch(const struct store *s);
 size_t store_bytes(const struct store *s);  /* of one generation, padding included */
@@ -50,5 +52,8 @@ struct arena *store_arena_new(const struct store *s);
 void *store_arena_slot(const struct store *s, struct arena *a, size_t slot);
 void store_arena_free(struct arena *a);
 struct arena *store_swap(struct store *s, struct arena *a);
+/* One update at a time; any thread.  false: another holds the claim. */
+bool store_claim(struct store *s);
+void store_unclaim(struct store *s);
 
 #endif

@@ -1,0 +1,140 @@
+/*
+ * Steps of a model on this machine's CPU: prefill, decode at batch 1, 16 and 64, beside the memory
+ * bandwidth measured in the same run.
+ *
+ *     make bench                               # tiny model and 30B-A3B layer shapes
+ *     build/bench/bench_model [DIR | random]   # one of them
+ *
+ * Bytes a decode step must read: the dense weights once and each expert that some token chose once; the
+ * expert part is the expected number of distinct experts, E (1 - (1 - k/E)^batch).
+ */
+#include "base/clock.h"
+#include "random_model.h"
+
+#include <unistd.h>
+
+#define CONTEXT 256 /* tokens each sequence holds before the timed steps */
+#define BATCH   64
+
+struct slice {
+    const uint64_t *p;
+    size_t n;
+    uint64_t sum[64];
+};
+
+static void sum_part(void *arg, int i)
+{
+    struct slice *s = arg;
+    const uint64_t *p = s->p + (size_t)i * (s->n / 16), *end = p + s->n / 16;
+    uint64_t a = 0, b = 0, c = 0, d = 0;
+    for (; p + 3 < end; p += 4)
+        a += p[0], b += p[1], c += p[2], d += p[3];
+    s->sum[i] = a + b + c + d;
+}
+
+/* Best of five reads of 1 GiB by all threads, bytes per second. */
+static double read_bandwidth(struct pool *pool)
+{
+    struct slice s = {.n = (size_t)1 << 27};
+    uint64_t *p = mem_alloc(s.n * 8);
+    memset(p, 1, s.n * 8);
+    s.p = p;
+    double best = 0;
+    for (int r = 0; r < 5; r++) {
+        double t = clock_s();
+        pool_run(pool, sum_part, &s, 16);
+        double rate = (double)s.n * 8 / (clock_s() - t);
+        best = rate > best ? rate : best;
+    }
+    mem_free(p);
+    return best;
+}
+
+static double step_bytes(const struct config *c, int batch)
+{
+    double h = c->hidden_size, q = (double)c->n_heads * c->head_dim, kv = (double)c->n_kv_heads * c->head_dim;
+    double hit = 1 - pow(1 - (double)c->top_k / c->n_experts, batch);
+    double layer = h * (2 * q + 2 * kv) + h * c->n_experts + 3 * h * c->moe_intermediate_size * c->n_experts * hit;
+    return 2 * (layer * c->n_layers + h * c->vocab_size);
+}
+
+static double timed_step(struct model *m, int n_seqs, int first, int per_seq)
+{
+    static int32_t ids[BATCH * CONTEXT], pos[BATCH * CONTEXT], seq[BATCH * CONTEXT], tables[BATCH][64];
+    static struct sample_output out[BATCH];
+    static struct sample_input in[BATCH];
+    static struct step_row rows[BATCH];
+    static struct step_seq seqs[BATCH];
+    struct sample_params greedy = {.top_p = 1, .repetition_penalty = 1};
+    int n = 0;
+    for (int s = 0; s < n_seqs; s++) {
+        for (int i = 0; i < 32; i++)
+            tables[s][i] = s * 32 + i;
+        seqs[s] = (struct step_seq){tables[s], 32};
+        for (int i = 0; i < per_seq; i++, n++)
+            ids[n] = (int32_t)(mix((uint64_t)(s * 1000 + first + i)) % 2000), pos[n] = first + i, seq[n] = s;
+        in[s] = (struct sample_input){.target = -1, .params = &greedy, .position = (uint64_t)(first + per_seq)};
+        rows[s] = (struct step_row){n - 1, &in[s], &out[s]};
+    }
+    struct step st = {n, ids, pos, seq, n_seqs, seqs, n_seqs, rows};
+    double t = clock_s();
+    model_submit(m, &st);
+    model_collect(m, &st);
+    return clock_s() - t;
+}
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    struct config c;
+    struct store *store = NULL;
+    struct update *u = NULL;
+    struct model *m = NULL;
+    const char *what = argc > 1 ? argv[1] : "random";
+    err_t rc;
+    if (strcmp(what, "random") == 0) {
+        rc = random_model(&c, &store, 2, 128, 2048, &e);
+    } else {
+        struct slot_spec *specs = NULL;
+        size_t n = 0;
+        rc = config_load(&c, what, &e);
+        if (rc == OK) rc = model_specs(&c, &specs, &n, &e);
+        if (rc == OK) rc = store_new(&store, specs, n, &e);
+        if (rc == OK) rc = update_begin(&u, store, &e);
+        if (rc == OK) rc = update_stage_dir(u, what, 2, NULL, &e);
+        if (rc == OK) rc = update_prepare(u, &e);
+        if (rc == OK) update_commit(u);
+        if (u) update_free(u);
+        mem_free(specs);
+    }
+    struct pool *pool = pool_new((int)sysconf(_SC_NPROCESSORS_ONLN));
+    if (rc == OK) rc = model_new(&m, &c, store, pool, BATCH * 32, 2048, NULL, &e);
+    if (rc != OK) {
+        fprintf(stderr, "bench_model: %s\n", e.msg);
+        return 1;
+    }
+    double bandwidth = read_bandwidth(pool);
+    printf("%s, %d layers, %s, %d threads, memory read %.1f GB/s\n", what, c.n_layers, model_isa(m),
+           pool_threads(pool), bandwidth / 1e9);
+    double best = 1e9;
+    for (int r = 0; r < 3; r++) {
+        double t = timed_step(m, 8, 0, CONTEXT);
+        best = t < best ? t : best;
+    }
+    printf("prefill   8 x %d tokens   %9.1f tok/s\n", CONTEXT, 8 * CONTEXT / best);
+    static const int batches[] = {1, 16, 64};
+    for (int b = 0; b < 3; b++) {
+        best = 1e9;
+        for (int r = 0; r < 12; r++) {
+            double t = timed_step(m, batches[b], CONTEXT + r, 1);
+            best = t < best ? t : best;
+        }
+        double bytes = step_bytes(&c, batches[b]);
+        printf("decode    batch %-2d        %9.1f tok/s  %7.2f ms/step  %5.1f GB/s of weights, %3.0f%% of the read\n",
+               batches[b], batches[b] / best, best * 1e3, bytes / best / 1e9, 100 * bytes / best / bandwidth);
+    }
+    model_free(m);
+    store_free(store);
+    pool_free(pool);
+    return 0;
+}

@@ -1,0 +1,114 @@
+/*
+ * backend.h - the arithmetic of the forward, one table per instruction set.
+ *
+ * Every table gives the same bits: the order of operations below is part of the contract, and
+ * "FMA" is one rounding.  Activations are f32 arrays whose values are BF16-representable where the
+ * numerics contract asks for BF16 (act_round does the rounding); weights are BF16.  With
+ * MOULT_REFERENCE_F32 nothing is rounded, KV is f32, and only the portable table exists.
+ *
+ *   lanes   element i of a row belongs to lane i % 16; a sum keeps 16 lane sums in index order, then
+ *           adds lane j + 8 to j, j + 4 to j, j + 2 to j, j + 1 to j
+ *   gemm    one chain a row and output: for pairs i in order, acc = fma(a[2i + 1], w[2i + 1], acc)
+ *           and then acc = fma(a[2i], w[2i], acc)
+ *   exp     backend/cpu/kernels.inc, v_exp
+ *
+ * Functions are pure, thread-safe, and never depend on how many rows they are given.
+ */
+#ifndef BACKEND_BACKEND_H
+#define BACKEND_BACKEND_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define KV_CHUNK      256 /* keys that share one softmax maximum; at absolute positions */
+#define HEAD_DIM_MAX  256
+#define KV_PAGE_ROWS  16  /* keys a page: one panel */
+
+#ifdef MOULT_REFERENCE_F32
+typedef float kv_t;
+#else
+typedef uint16_t kv_t; /* BF16 */
+#endif
+
+static inline float bf16_to_f32(uint16_t h)
+{
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* Nearest even; a NaN stays one. */
+static inline uint16_t f32_to_bf16(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 0x40u);
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+static inline float act_round(float f)
+{
+#ifdef MOULT_REFERENCE_F32
+    return f;
+#else
+    return bf16_to_f32(f32_to_bf16(f));
+#endif
+}
+
+static inline kv_t kv_from_f32(float f)
+{
+#ifdef MOULT_REFERENCE_F32
+    return f;
+#else
+    return f32_to_bf16(f);
+#endif
+}
+
+/* out[i][r] for rows i in [0, m) and r in the 16-row panels [panel0, panel0 + n_panels), r < n.
+ * Row i reads a + (idx ? idx[i] : i) * lda, 2 * pairs values (an odd K is padded with a zero). */
+struct gemm {
+    const float *a;
+    size_t lda;
+    const int32_t *idx;
+    const uint16_t *w; /* panel layout, from panel 0 */
+    size_t pairs;      /* ceil(K / 2) */
+    size_t n;
+    float *out; /* [m][ldo], element (i, r) at out[i * ldo + r] */
+    size_t ldo;
+};
+
+/* One token and one KV head: `n_heads` query heads [n_heads][head_dim], already rounded. */
+struct attn {
+    const float *q;
+    float *out; /* [n_heads][head_dim], rounded */
+    int n_heads, head_dim;
+    const kv_t *k, *v; /* base; page p of this head at k + p * page_stride */
+    size_t page_stride;
+    const int32_t *pages;
+    int n_keys; /* position + 1 */
+    float scale;
+};
+
+struct backend_ops {
+    const char *name;
+    void (*gemm)(const struct gemm *g, size_t m, size_t panel0, size_t n_panels);
+    /* out = round(x / rms(x) * w); w is BF16 */
+    void (*rmsnorm)(float *out, const float *x, const uint16_t *w, size_t n, float eps);
+    void (*rmsnorm_f32)(float *out, const float *x, const uint16_t *w, size_t n, float eps); /* not rounded */
+    /* out = round(gate / (1 + exp(-gate)) * up); out may be gate or up */
+    void (*swiglu)(float *out, const float *gate, const float *up, size_t n);
+    /* out = round(x) */
+    void (*round)(float *out, const float *x, size_t n);
+    /* x += sum over k in order of w[k] * rows[k][i]: a product, then FMAs, then one addition */
+    void (*combine)(float *x, const float *const *rows, const float *w, size_t k, size_t n);
+    /* out[i] = exp(x[i] - max); returns their sum: lanes within blocks of 4096, blocks in double */
+    double (*exp_sum)(float *out, const float *x, float max, size_t n);
+    /* K page of a head: [head_dim / 2][16 keys][2], V page: [16 keys][head_dim].  Per chunk of
+     * KV_CHUNK keys: scores by the gemm chain, times scale; m; P = round(exp(s - m)); l = sum of P
+     * by lanes; O = FMA chain in key order; chunks fold left to right. */
+    void (*attention)(const struct attn *a);
+};
+
+#endif

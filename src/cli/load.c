@@ -1,0 +1,264 @@
+#include "cli/load.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "weight/checkpoint.h"
+#include "weight/update.h"
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define KV_DEFAULT_MAX  ((size_t)8 << 30)
+#define STEP_TOKENS_MAX 8192
+
+/* A number of bytes from a file that holds only it ("max" or absent: SIZE_MAX). */
+static size_t number_in(const char *path)
+{
+    struct buf b = {0};
+    size_t n = SIZE_MAX;
+    if (file_read(&b, path, 4096, NULL) != OK) return n;
+    char *end;
+    unsigned long long v = strtoull(b.data, &end, 10);
+    if (end != b.data) n = v;
+    buf_release(&b);
+    return n;
+}
+
+static size_t meminfo(const char *field)
+{
+    struct buf b = {0};
+    size_t kib = 0;
+    if (file_read(&b, "/proc/meminfo", 1 << 16, NULL) != OK) return 0;
+    const char *at = strstr(b.data, field);
+    if (at) kib = strtoull(at + strlen(field), NULL, 10);
+    buf_release(&b);
+    return kib << 10;
+}
+
+/* Memory that this process may still take, and all it could ever have (a control group counts). */
+static void memory(size_t *available, size_t *total)
+{
+    *available = meminfo("MemAvailable:");
+    *total = meminfo("MemTotal:");
+    size_t limit = number_in("/sys/fs/cgroup/memory.max");
+    size_t used = number_in("/sys/fs/cgroup/memory.current");
+    if (limit < *total) *total = limit;
+    if (limit != SIZE_MAX && used != SIZE_MAX) {
+        size_t left = limit > used ? limit - used : 0;
+        if (left < *available) *available = left;
+    }
+}
+
+static size_t min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* KV pages: as told in tokens, else what the memory rule gives. */
+static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err *e)
+{
+    size_t total, per_seq, all;
+    memory(&l->available, &total);
+    l->page_bytes = model_kv_page_bytes(&l->config);
+    per_seq = ((size_t)l->context_len + KV_PAGE - 1) / KV_PAGE + 1;
+    if (!mul_size(&all, per_seq, (size_t)o->max_running)) all = INT32_MAX;
+    size_t pages;
+    if (o->max_total_tokens > 0) {
+        pages = ((size_t)o->max_total_tokens + KV_PAGE - 1) / KV_PAGE;
+    } else if (o->mem_fraction > 0) {
+        size_t budget = (size_t)(o->mem_fraction * (double)total);
+        if (budget <= l->weight_bytes)
+            return err_set(e, ERR_INPUT,
+                           "--mem-fraction-static %g: %.1f GB of %.1f GB, but the weights alone take "
+                           "%.1f GB",
+                           o->mem_fraction, (double)budget * 1e-9, (double)total * 1e-9,
+                           (double)l->weight_bytes * 1e-9);
+        pages = (budget - l->weight_bytes) / l->page_bytes;
+    } else {
+        size_t rest = l->available > l->weight_bytes ? l->available - l->weight_bytes : 0;
+        pages = min_size(min_size(l->available / 4, rest), KV_DEFAULT_MAX) / l->page_bytes;
+    }
+    if (o->max_total_tokens <= 0) pages = min_size(pages, all);
+    size_t bytes;
+    if (pages < 2 || pages > INT32_MAX || !mul_size(&bytes, pages, l->page_bytes))
+        return err_set(e, ERR_INPUT,
+                       "KV pool of %zu pages of %d tokens: 2 .. %d are possible (--max-total-tokens, "
+                       "--mem-fraction-static)",
+                       pages, KV_PAGE, INT32_MAX);
+    l->n_pages = (int32_t)pages;
+    return OK;
+}
+
+static err_t load_text(struct loaded *l, const struct load_options *o, struct err *e)
+{
+    char *dir = NULL;
+    err_t rc = checkpoint_find(&dir, o->tokenizer_path ? o->tokenizer_path : o->model, e);
+    if (rc != OK) return rc;
+    struct buf path = {0};
+    if (!buf_printf(&path, "%s/tokenizer.json", dir)) rc = err_set(e, ERR_NOMEM, "out of memory");
+    if (rc == OK) rc = tokenizer_load(&l->tokenizer, path.data, e);
+    if (rc == OK) rc = textconf_load(&l->text, dir, e);
+    buf_release(&path);
+    mem_free(dir);
+    if (rc != OK) return rc;
+    l->bos_id = l->text.bos ? tokenizer_id(l->tokenizer, l->text.bos) : -1;
+    if (l->bos_id < 0) l->text.add_bos = false;
+    return OK;
+}
+
+/* The store has all sizes; nothing is read into it yet. */
+static err_t make_store(struct loaded *l, struct err *e)
+{
+    struct slot_spec *specs = NULL;
+    size_t n = 0;
+    err_t rc = model_specs(&l->config, &specs, &n, e);
+    if (rc != OK) return rc;
+    rc = store_new(&l->store, specs, n, e);
+    mem_free(specs);
+    if (rc == OK) l->weight_bytes = store_bytes(l->store);
+    return rc;
+}
+
+/* Opens the files' headers, so that a missing or broken file is named before anything starts. */
+static err_t check_files(const struct loaded *l, struct err *e)
+{
+    struct checkpoint c = {0};
+    err_t rc = checkpoint_open(&c, l->dir, e);
+    if (rc == OK) checkpoint_close(&c);
+    return rc;
+}
+
+err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e)
+{
+    if (o->progress) o->progress(o->ctx, 0, "reading config and tokenizer");
+    err_t rc = checkpoint_find(&l->dir, o->model, e);
+    if (rc == OK) rc = config_load(&l->config, l->dir, e);
+    if (rc == OK) rc = check_files(l, e);
+    if (rc == OK) rc = load_text(l, o, e);
+    if (rc != OK) return rc;
+    if (o->context_len > l->config.max_positions)
+        return err_set(e, ERR_INPUT,
+                       "--context-length %" PRId64 ": the model has %d positions "
+                       "(max_position_embeddings)",
+                       o->context_len, l->config.max_positions);
+    l->context_len = o->context_len > 0 ? (int32_t)o->context_len : l->config.max_positions;
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    l->n_threads = o->threads > 0 ? (int)o->threads : cpus > 0 ? (int)cpus : 1;
+    int64_t step = o->chunk > 0 ? o->chunk : STEP_TOKENS_MAX;
+    if (step < o->max_running) step = o->max_running; /* every running request decodes in one step */
+    l->max_step_tokens = (int32_t)step;
+    rc = make_store(l, e);
+    return rc == OK ? plan_kv(l, o, e) : rc;
+}
+
+/* A second thread tells how far the first has read. */
+struct watch {
+    const struct load_options *o;
+    struct update_progress progress;
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool over;
+};
+
+static void *watch_main(void *arg)
+{
+    struct watch *w = arg;
+    pthread_mutex_lock(&w->lock);
+    while (!w->over) {
+        uint64_t done = atomic_load(&w->progress.bytes_done);
+        uint64_t total = atomic_load(&w->progress.bytes_total);
+        float part = total ? (float)((double)done / (double)total) : 0;
+        w->o->progress(w->o->ctx, part, "reading weights");
+        struct timespec t;
+        clock_gettime(CLOCK_REALTIME, &t);
+        t.tv_nsec += 100000000;
+        if (t.tv_nsec >= 1000000000) {
+            t.tv_nsec -= 1000000000;
+            t.tv_sec++;
+        }
+        pthread_cond_timedwait(&w->cond, &w->lock, &t);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+static err_t stage(struct loaded *l, const struct load_options *o, struct update *u, struct err *e)
+{
+    struct watch w = {.o = o, .lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
+    pthread_t thread;
+    bool watching = o->progress && pthread_create(&thread, NULL, watch_main, &w) == 0;
+    int n = l->n_threads < 8 ? l->n_threads : 8;
+    err_t rc = update_stage_dir(u, l->dir, n, &w.progress, e);
+    if (watching) {
+        pthread_mutex_lock(&w.lock);
+        w.over = true;
+        pthread_cond_signal(&w.cond);
+        pthread_mutex_unlock(&w.lock);
+        pthread_join(thread, NULL);
+    }
+    pthread_mutex_destroy(&w.lock);
+    pthread_cond_destroy(&w.cond);
+    return rc;
+}
+
+err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e)
+{
+    struct update *u = NULL;
+    err_t rc = update_begin(&u, l->store, e);
+    if (rc != OK) return rc;
+    rc = stage(l, o, u, e);
+    if (rc == OK) rc = update_prepare(u, e);
+    if (rc == OK) update_commit(u);
+    update_free(u);
+    if (rc != OK) return rc;
+    if (o->progress) o->progress(o->ctx, 1, "reading weights");
+    l->pool = pool_new(l->n_threads);
+    return model_new(&l->model, &l->config, l->store, l->pool, l->n_pages, l->max_step_tokens,
+                     o->isa, e);
+}
+
+err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
+{
+    struct engine_options eo = {
+        .config = &l->config,
+        .tokenizer = l->tokenizer,
+        .store = l->store,
+        .model = l->model,
+        .n_kv_pages = l->n_pages,
+        .max_running = (int32_t)o->max_running,
+        .max_queued = (int32_t)o->max_queued,
+        .chunk_tokens = (int32_t)o->chunk,
+        .max_step_tokens = l->max_step_tokens,
+        .context_len = l->context_len,
+        .no_prefix_cache = o->no_prefix_cache,
+        .retract_every = (int32_t)o->retract_every,
+        .weight_version = o->weight_version ? o->weight_version : "default",
+        .model_path = o->model,
+        .watchdog_s = o->watchdog_s,
+    };
+    return engine_new(&l->engine, &eo, e);
+}
+
+void load_plan(const struct loaded *l, struct buf *out)
+{
+    double kv = (double)l->n_pages * (double)l->page_bytes;
+    (void)buf_printf(out,
+                     "memory: weights %.1f MB (twice that while an update is staged), KV %.1f MB = "
+                     "%" PRId64 " tokens in pages of %d; %.1f GB available",
+                     (double)l->weight_bytes * 1e-6, kv * 1e-6, (int64_t)l->n_pages * KV_PAGE,
+                     KV_PAGE, (double)l->available * 1e-9);
+}
+
+void load_release(struct loaded *l)
+{
+    if (l->model) model_free(l->model);
+    if (l->pool) pool_free(l->pool);
+    if (l->store) store_free(l->store);
+    textconf_release(&l->text);
+    if (l->tokenizer) tokenizer_free(l->tokenizer);
+    mem_free(l->dir);
+    *l = (struct loaded){0};
+}

@@ -1,0 +1,63 @@
+/*
+ * load.h - from a model's name to a running engine: what serve and generate share.
+ *
+ *     struct loaded l = {0};
+ *     if (load_headers(&l, &o, e) != OK) ...     // config, tokenizer, template, memory plan
+ *     if (load_weights(&l, &o, e) != OK) ...     // store, weights, model
+ *     if (load_engine(&l, &o, e) != OK) ...      // its thread starts
+ *     load_release(&l);                          // any prefix of the above
+ */
+#ifndef CLI_LOAD_H
+#define CLI_LOAD_H
+
+#include "base/pool.h"
+#include "cli/textconf.h"
+#include "engine/engine.h"
+#include "model/config.h"
+#include "model/model.h"
+#include "text/tokenizer.h"
+#include "weight/store.h"
+
+struct load_options {
+    const char *model, *tokenizer_path; /* tokenizer_path NULL: the model's */
+    int64_t context_len;                /* 0: the model's */
+    int64_t max_running, max_queued;
+    int64_t max_total_tokens;           /* KV tokens; 0: by memory */
+    double mem_fraction;                /* of all memory for weights and KV; 0: the default rule */
+    int64_t chunk;                      /* prefill tokens a step; <= 0: the most a step takes */
+    int64_t threads;                    /* 0: online CPUs */
+    const char *isa;                    /* NULL: the best */
+    const char *weight_version;
+    bool no_prefix_cache;
+    int64_t retract_every;
+    double watchdog_s;
+    void (*progress)(void *ctx, float part, const char *stage); /* NULL, or called while loading */
+    void *ctx;
+};
+
+struct loaded {
+    char *dir;
+    struct config config;
+    struct tokenizer *tokenizer;
+    struct textconf text;
+    int32_t bos_id, context_len;
+    /* memory plan, in bytes */
+    size_t weight_bytes, page_bytes;
+    int32_t n_pages, max_step_tokens;
+    int n_threads;
+    size_t available; /* when planned */
+
+    struct store *store;
+    struct pool *pool;
+    struct model *model;
+    struct engine *engine;
+};
+
+err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e) MUST_USE;
+err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e) MUST_USE;
+err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e) MUST_USE;
+/* "weights 14.1 MB, KV 1.2 GB (...)" */
+void load_plan(const struct loaded *l, struct buf *out);
+void load_release(struct loaded *l); /* the engine must have been stopped */
+
+#endif

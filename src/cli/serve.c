@@ -1,0 +1,218 @@
+/* serve.c - `moult serve`: flags, start, signals, orderly end. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "cli/commands.h"
+#include "cli/load.h"
+#include "cli/serve_options.h"
+#include "server/server.h"
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+struct start {
+    struct server *server;
+    bool tty;
+    sigset_t signals;     /* blocked in every thread; the first one takes them */
+    _Atomic int quarters; /* of the weights, already told */
+};
+
+static void show_progress(void *ctx, float part, const char *stage)
+{
+    struct start *s = ctx;
+    int sig = sigtimedwait(&s->signals, NULL, &(struct timespec){0});
+    if (sig > 0) _exit(128 + sig); /* nothing is served yet: nothing to drain */
+    if (s->server) server_progress(s->server, part, stage);
+    if (s->tty) {
+        char bar[41];
+        int full = (int)(part * 40.0f);
+        for (int i = 0; i < 40; i++) bar[i] = i < full ? '#' : '.';
+        bar[40] = 0;
+        fprintf(stderr, "\r%s [%s] %3d%%%s", stage, bar, (int)(part * 100.0f),
+                part >= 1.0f ? "\n" : "");
+        return;
+    }
+    int quarter = (int)(part * 4.0f);
+    if (quarter > atomic_load(&s->quarters)) {
+        atomic_store(&s->quarters, quarter);
+        log_line(LOG_INFO, "%s: %d%%", stage, quarter * 25);
+    }
+}
+
+static struct load_options load_from(const struct serve_args *a, struct start *s)
+{
+    return (struct load_options){
+        .model = a->model,
+        .tokenizer_path = a->tokenizer_path,
+        .context_len = a->context_length,
+        .max_running = a->max_running,
+        .max_queued = a->max_queued,
+        .max_total_tokens = a->max_total_tokens,
+        .mem_fraction = a->mem_fraction,
+        .chunk = a->chunk,
+        .threads = a->threads,
+        .isa = a->isa,
+        .weight_version = a->weight_version,
+        .no_prefix_cache = a->no_prefix_cache,
+        .retract_every = a->retract_every,
+        .watchdog_s = a->watchdog_s,
+        .progress = show_progress,
+        .ctx = s,
+    };
+}
+
+static struct server_options server_from(const struct serve_args *a, const struct loaded *l)
+{
+    return (struct server_options){
+        .host = a->host,
+        .port = (int)a->port,
+        .served_model_name = a->served_name,
+        .model_path = a->model,
+        .tokenizer_path = a->tokenizer_path ? a->tokenizer_path : a->model,
+        .tokenizer = l->tokenizer,
+        .chat_template = l->text.chat,
+        .config = &l->config,
+        .bos_token = l->text.bos,
+        .eos_token = l->text.eos,
+        .bos_id = l->bos_id,
+        .add_bos = l->text.add_bos,
+        .context_len = l->context_len,
+        .api_key = a->api_key,
+        .incremental_streaming = a->incremental,
+        .use_random_seed = a->random_seed >= 0,
+        .random_seed = a->random_seed >= 0 ? (uint64_t)a->random_seed : 0,
+        .max_running = (int)a->max_running,
+    };
+}
+
+static void tell_plan(const struct loaded *l)
+{
+    const struct config *c = &l->config;
+    struct buf b = {0};
+    load_plan(l, &b);
+    log_line(LOG_INFO, "model: %s, %d layers, %d experts (top %d), vocabulary %d, context %d",
+             c->model_type, c->n_layers, c->n_experts, c->top_k, c->vocab_size, l->context_len);
+    log_line(LOG_INFO, "%s", b.data ? b.data : "");
+    buf_release(&b);
+}
+
+/* SIGTERM and SIGINT are taken by sigwait in the first thread alone; a gone client never kills. */
+static void own_signals(sigset_t *set)
+{
+    signal(SIGPIPE, SIG_IGN);
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, set, NULL);
+}
+
+/* Let what runs finish, at most `seconds`, or until a second signal. */
+static void drain(struct engine *engine, double seconds, const sigset_t *set)
+{
+    double until = clock_s() + seconds;
+    while (clock_s() < until) {
+        struct engine_stats st;
+        engine_stat(engine, &st);
+        if (st.running + st.waiting == 0) return;
+        struct timespec step = {.tv_nsec = 50000000};
+        if (sigtimedwait(set, NULL, &step) > 0) return;
+    }
+}
+
+static err_t bring_up(struct start *s, struct loaded *l, const struct load_options *lo,
+                      const struct serve_args *a, struct err *e)
+{
+    err_t rc = load_headers(l, lo, e);
+    if (rc != OK) return rc;
+    tell_plan(l);
+    rc = load_weights(l, lo, e);
+    if (rc == OK) rc = load_engine(l, lo, e);
+    if (rc != OK) return rc;
+    struct server_options so = server_from(a, l);
+    server_set_model(s->server, &so);
+    server_ready(s->server, l->engine);
+    return OK;
+}
+
+static int run(const struct serve_args *a, struct err *e)
+{
+    double t0 = clock_s();
+    sigset_t set;
+    own_signals(&set);
+    struct start s = {.tty = isatty(2), .signals = set};
+    struct loaded l = {.bos_id = -1};
+    struct server_options so = server_from(a, &l);
+    so.config = NULL;
+    if (server_start(&s.server, &so, e) != OK) return 1;
+    log_line(LOG_INFO, "listening on http://%s:%d", a->host, server_port(s.server));
+    struct load_options lo = load_from(a, &s);
+    err_t rc = bring_up(&s, &l, &lo, a, e);
+    if (rc == OK) {
+        log_line(LOG_INFO, "kernels: %s, %d threads", model_isa(l.model), l.n_threads);
+        log_line(LOG_INFO, "ready in %.2f s", clock_s() - t0);
+        int sig = 0;
+        sigwait(&set, &sig);
+        log_line(LOG_INFO, "%s: draining for at most %.0f s", sig == SIGINT ? "SIGINT" : "SIGTERM",
+                 a->drain_s);
+        drain(l.engine, a->drain_s, &set);
+    }
+    server_stop(s.server);
+    if (l.engine) engine_stop(l.engine, 0);
+    load_release(&l);
+    return rc == OK ? 0 : 1;
+}
+
+/* --check: everything that needs no weight bytes. */
+static int check(const struct serve_args *a, struct err *e)
+{
+    struct loaded l = {.bos_id = -1};
+    struct load_options lo = load_from(a, NULL);
+    lo.progress = NULL;
+    err_t rc = load_headers(&l, &lo, e);
+    if (rc == OK) {
+        tell_plan(&l);
+        log_line(LOG_INFO, "check passed: %s can be served", a->model);
+    }
+    load_release(&l);
+    return rc == OK ? 0 : 1;
+}
+
+static log_level_t level_of(const char *name)
+{
+    if (strcmp(name, "error") == 0 || strcmp(name, "critical") == 0) return LOG_ERROR;
+    if (strcmp(name, "warning") == 0) return LOG_WARN;
+    return strcmp(name, "debug") == 0 ? LOG_DEBUG : LOG_INFO;
+}
+
+int cmd_serve(int argc, char **argv)
+{
+    struct serve_args a = {0};
+    struct buf text = {0};
+    struct err e = {0};
+    options_t got = options_parse(&serve_command, argc, argv, &a, &text, &e);
+    if (got == OPTIONS_HELP) {
+        buf_clear(&text);
+        options_help(&serve_command, &text);
+        fputs(text.data ? text.data : "", stdout);
+        buf_release(&text);
+        return 0;
+    }
+    if (got == OPTIONS_RUN && !a.model) {
+        (void)err_set(&e, ERR_INPUT, "--model is required; see moult serve --help");
+        got = OPTIONS_ERROR;
+    }
+    if (got == OPTIONS_ERROR) {
+        fprintf(stderr, "moult serve: %s\n", e.msg);
+        buf_release(&text);
+        return 2;
+    }
+    log_set_level(level_of(a.log_level));
+    if (a.isa && strcmp(a.isa, "auto") == 0) a.isa = NULL;
+    if (text.len) log_line(LOG_WARN, "accepted, without effect here:%s", text.data);
+    buf_release(&text);
+    int rc = a.check ? check(&a, &e) : run(&a, &e);
+    if (rc) fprintf(stderr, "moult serve: %s\n", e.msg);
+    return rc;
+}

@@ -1,0 +1,143 @@
+#include "cli/serve_options.h"
+
+#define AT(field)      offsetof(struct serve_args, field)
+#define COUNT(a)       (sizeof(a) / sizeof(a)[0])
+#define SPEED(n)       {.name = (n), .cls = OPT_IGNORED, .kind = OPT_STRING}
+#define SPEED_FLAG(n)  {.name = (n), .cls = OPT_IGNORED, .kind = OPT_FLAG}
+#define NO(n, al, why, only)                                                                       \
+    {.name = (n), .alias = (al), .cls = OPT_REFUSED, .kind = OPT_STRING, .help = (why),            \
+     .neutral = (only)}
+#define NO_FLAG(n, why) {.name = (n), .cls = OPT_REFUSED, .kind = OPT_FLAG, .help = (why)}
+
+#define ONE_PROCESS "the model runs in one process on one machine"
+#define NO_LORA     "adapters are not implemented"
+#define NO_SPEC     "speculative decoding is not implemented"
+#define NO_DISAGG   "prefill and decode run in one server"
+
+/* clang-format off */
+static const struct opt serve_opts[] = {
+    {"model-path", "model", OPT_HONOURED, OPT_STRING, AT(model), NULL, 0, 0, NULL,
+     "model folder, or org/name in the local Hub cache (also --model)", NULL},
+    {"tokenizer-path", NULL, OPT_HONOURED, OPT_STRING, AT(tokenizer_path), NULL, 0, 0, NULL,
+     "folder of tokenizer.json and tokenizer_config.json [the model's]", NULL},
+    {"host", NULL, OPT_HONOURED, OPT_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "address to bind", NULL},
+    {"port", NULL, OPT_HONOURED, OPT_INT, AT(port), "30000", 0, 65535, NULL, "0: any free one", NULL},
+    {"served-model-name", NULL, OPT_HONOURED, OPT_STRING, AT(served_name), NULL, 0, 0, NULL,
+     "name in /v1/models [the model path]", NULL},
+    {"weight-version", NULL, OPT_HONOURED, OPT_STRING, AT(weight_version), "default", 0, 0, NULL,
+     "label of the first weights", NULL},
+    {"api-key", NULL, OPT_HONOURED, OPT_STRING, AT(api_key), NULL, 0, 0, NULL,
+     "ask for Authorization: Bearer TEXT", NULL},
+    {"context-length", NULL, OPT_HONOURED, OPT_INT, AT(context_length), NULL, 1, 1 << 30, NULL,
+     "prompt and output tokens of a request [the model's]", NULL},
+    {"max-running-requests", NULL, OPT_HONOURED, OPT_INT, AT(max_running), "256", 1, 65536, NULL,
+     "requests in one step", NULL},
+    {"max-queued-requests", NULL, OPT_HONOURED, OPT_INT, AT(max_queued), "0", 0, 1 << 30, NULL,
+     "beyond: 503; 0: no limit", NULL},
+    {"max-total-tokens", NULL, OPT_HONOURED, OPT_INT, AT(max_total_tokens), NULL, 32, 1LL << 34, NULL,
+     "tokens of KV [a quarter of free memory, at most 8 GiB]", NULL},
+    {"mem-fraction-static", NULL, OPT_HONOURED, OPT_REAL, AT(mem_fraction), NULL, 0.01, 0.99, NULL,
+     "part of all memory for weights and KV", NULL},
+    {"chunked-prefill-size", NULL, OPT_HONOURED, OPT_INT, AT(chunk), "2048", -1, 65536, NULL,
+     "prompt tokens in one step; -1: as many as fit", NULL},
+    {"page-size", NULL, OPT_HONOURED, OPT_INT, AT(page_size), "16", 16, 16, NULL, "tokens of a KV page", NULL},
+    {"disable-radix-cache", NULL, OPT_HONOURED, OPT_FLAG, AT(no_prefix_cache), NULL, 0, 0, NULL,
+     "no reuse of common prefixes", NULL},
+    {"random-seed", NULL, OPT_HONOURED, OPT_INT, AT(random_seed), "-1", -1, 9e15, NULL,
+     "seeds of unseeded requests follow from it; -1: fresh ones", NULL},
+    {"incremental-streaming-output", NULL, OPT_HONOURED, OPT_FLAG, AT(incremental), NULL, 0, 0, NULL,
+     "/generate streams what is new instead of everything so far", NULL},
+    {"watchdog-timeout", NULL, OPT_HONOURED, OPT_REAL, AT(watchdog_s), "300", 0, 1e6, NULL,
+     "seconds; a longer step ends the process; 0: off", NULL},
+    {"drain-timeout", NULL, OPT_HONOURED, OPT_REAL, AT(drain_s), "30", 0, 1e6, NULL,
+     "seconds that SIGTERM leaves running requests", NULL},
+    {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL, "compute threads [online CPUs]", NULL},
+    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "auto|portable|avx2|avx512",
+     "kernels [the best of this machine]", NULL},
+    {"dtype", NULL, OPT_HONOURED, OPT_CHOICE, AT(dtype), "auto", 0, 0, "auto|bfloat16", "type of the weights", NULL},
+    {"kv-cache-dtype", NULL, OPT_HONOURED, OPT_CHOICE, AT(kv_dtype), "auto", 0, 0, "auto|bf16|bfloat16",
+     "type of the KV", NULL},
+    {"load-format", NULL, OPT_HONOURED, OPT_CHOICE, AT(load_format), "auto", 0, 0, "auto|safetensors",
+     "form of the checkpoint", NULL},
+    {"log-level", NULL, OPT_HONOURED, OPT_CHOICE, AT(log_level), "info", 0, 0,
+     "debug|info|warning|error|critical", "least level that is printed", NULL},
+    {"check", NULL, OPT_HONOURED, OPT_FLAG, AT(check), NULL, 0, 0, NULL,
+     "read headers, print the memory plan, exit", NULL},
+    {"skip-server-warmup", NULL, OPT_HONOURED, OPT_FLAG, AT(skip_warmup), NULL, 0, 0, NULL,
+     "accepted; there is no warm-up", NULL},
+    {"trust-remote-code", NULL, OPT_HONOURED, OPT_FLAG, AT(trust_remote_code), NULL, 0, 0, NULL,
+     "accepted; no code of a model is ever run", NULL},
+    {"enable-deterministic-inference", NULL, OPT_HONOURED, OPT_FLAG, AT(deterministic), NULL, 0, 0, NULL,
+     "accepted; it is always so", NULL},
+    {"retract-every", NULL, OPT_HONOURED, OPT_INT, AT(retract_every), "0", 0, 1 << 30, NULL, NULL, NULL},
+
+    SPEED("moe-runner-backend"), SPEED("attention-backend"), SPEED("prefill-attention-backend"),
+    SPEED("decode-attention-backend"), SPEED("sampling-backend"), SPEED("fp8-gemm-backend"),
+    SPEED("fp4-gemm-backend"), SPEED("bf16-gemm-backend"), SPEED("grammar-backend"),
+    SPEED("max-prefill-tokens"), SPEED("schedule-policy"), SPEED("schedule-conservativeness"),
+    SPEED("radix-eviction-policy"), SPEED("cuda-graph-max-bs"), SPEED("cuda-graph-max-bs-decode"),
+    SPEED("stream-interval"), SPEED("download-dir"), SPEED("device"), SPEED("base-gpu-id"),
+    SPEED("gpu-id-step"), SPEED("num-continuous-decode-steps"), SPEED("tokenizer-worker-num"),
+    SPEED("log-requests-level"), SPEED("log-level-http"), SPEED("decode-log-interval"),
+    SPEED_FLAG("enable-metrics"), SPEED_FLAG("enable-cache-report"), SPEED_FLAG("log-requests"),
+    SPEED_FLAG("disable-cuda-graph"), SPEED_FLAG("disable-overlap-schedule"),
+    SPEED_FLAG("disable-cuda-graph-padding"), SPEED_FLAG("enable-torch-compile"),
+    SPEED_FLAG("enable-mixed-chunk"), SPEED_FLAG("disable-custom-all-reduce"),
+    SPEED_FLAG("disable-shared-experts-fusion"),
+
+    NO("tp-size", "tp,tensor-parallel-size", ONE_PROCESS, "1"),
+    NO("ep-size", "ep,expert-parallel-size", ONE_PROCESS, "1"),
+    NO("dp-size", "dp,data-parallel-size", ONE_PROCESS, "1"),
+    NO("pp-size", "pp,pipeline-parallel-size", ONE_PROCESS, "1"),
+    NO("moe-dp-size", NULL, ONE_PROCESS, "1"),
+    NO("nnodes", NULL, ONE_PROCESS, "1"),
+    NO("node-rank", NULL, ONE_PROCESS, "0"),
+    NO("dist-init-addr", "nccl-init-addr", ONE_PROCESS, NULL),
+    NO("moe-a2a-backend", NULL, ONE_PROCESS, "none"),
+    NO_FLAG("enable-dp-attention", ONE_PROCESS),
+    NO("quantization", NULL, "weights are served as stored, in BF16", "unquant"),
+    NO("lora-paths", NULL, NO_LORA, NULL), NO_FLAG("enable-lora", NO_LORA),
+    NO("max-lora-rank", NULL, NO_LORA, NULL), NO("max-loras-per-batch", NULL, NO_LORA, NULL),
+    NO("speculative-algorithm", NULL, NO_SPEC, NULL),
+    NO("speculative-draft-model-path", NULL, NO_SPEC, NULL),
+    NO("speculative-num-steps", NULL, NO_SPEC, NULL),
+    NO("speculative-eagle-topk", NULL, NO_SPEC, NULL),
+    NO("speculative-num-draft-tokens", NULL, NO_SPEC, NULL),
+    NO("disaggregation-mode", NULL, NO_DISAGG, "null"),
+    NO("disaggregation-bootstrap-port", NULL, NO_DISAGG, NULL),
+    NO("disaggregation-transfer-backend", NULL, NO_DISAGG, NULL),
+    NO("admin-api-key", NULL, "one key guards all routes; give --api-key", NULL),
+    NO("json-model-override-args", NULL, "config.json is taken as it is", "{}"),
+    NO("model-checksum", NULL, "checksums of files are not implemented", NULL),
+    NO("chat-template", NULL, "put chat_template.jinja in the model folder", NULL),
+    NO("tool-call-parser", NULL, "tool calls are not parsed", NULL),
+    NO("reasoning-parser", NULL, "reasoning is not split from the text", NULL),
+    NO("preferred-sampling-params", NULL, "defaults come from generation_config.json", NULL),
+    NO("sampling-defaults", NULL, "defaults come from generation_config.json", "model"),
+    NO("custom-weight-loader", NULL, "no Python code is run", NULL),
+    NO("rl-on-policy-target", NULL, "the trainer's arithmetic is not imitated", NULL),
+    NO("ssl-keyfile", NULL, "put a TLS proxy in front", NULL),
+    NO("ssl-certfile", NULL, "put a TLS proxy in front", NULL),
+    NO_FLAG("skip-tokenizer-init", "the tokenizer is always loaded"),
+    NO_FLAG("allow-auto-truncate", "prompts are never cut"),
+    NO_FLAG("is-embedding", "only generation is served"),
+    NO_FLAG("enable-multimodal", "only text is served"),
+    NO_FLAG("enable-memory-saver", "release and resume of memory are not implemented"),
+    NO_FLAG("enable-weights-cpu-backup", "release and resume of memory are not implemented"),
+    NO_FLAG("enable-return-routed-experts", "routed experts are not returned"),
+    NO_FLAG("enable-return-hidden-states", "hidden states are not returned"),
+    NO_FLAG("enable-return-indexer-topk", "the models served have no indexer"),
+    NO_FLAG("enable-fp32-lm-head", "the head multiplies BF16 and adds in f32"),
+    NO_FLAG("enable-custom-logit-processor", "no Python code is run"),
+    NO_FLAG("enable-hierarchical-cache", "the prefix cache lives in one memory"),
+};
+/* clang-format on */
+
+const struct opt_command serve_command = {
+    .name = "serve",
+    .about = "usage: moult serve --model DIR [flags]\n\n"
+             "Serves a Qwen3-MoE checkpoint over HTTP: /generate, /update_weights_from_disk, "
+             "/v1/chat/completions\nand the rest of SGLang's and OpenAI's routes.\n",
+    .opts = serve_opts,
+    .n_opts = COUNT(serve_opts),
+};

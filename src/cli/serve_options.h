@@ -1,0 +1,19 @@
+/* serve_options.h - the flags of `moult serve`; names are those of SGLang's launch_server. */
+#ifndef CLI_SERVE_OPTIONS_H
+#define CLI_SERVE_OPTIONS_H
+
+#include "cli/options.h"
+
+struct serve_args {
+    const char *model, *tokenizer_path, *host, *served_name, *weight_version, *api_key, *isa;
+    const char *log_level, *dtype, *load_format, *kv_dtype, *moe_backend;
+    int64_t port, context_length, max_running, max_queued, max_total_tokens, chunk, page_size;
+    int64_t random_seed, threads, retract_every;
+    double mem_fraction, watchdog_s, drain_s;
+    bool no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
+    bool deterministic, metrics;
+};
+
+extern const struct opt_command serve_command;
+
+#endif

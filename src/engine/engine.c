@@ -1,0 +1,458 @@
+#include "engine/internal.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include <stdio.h>
+#include <string.h>
+
+static void post(struct engine *e, struct msg *m) /* lock held */
+{
+    m->next = NULL;
+    if (e->last) e->last->next = m;
+    else e->first = m;
+    e->last = m;
+    pthread_cond_signal(&e->wake);
+}
+
+void engine_answer(struct engine *e, struct msg *m, err_t rc, const char *text)
+{
+    pthread_mutex_lock(&e->lock);
+    m->rc = rc;
+    if (rc != OK) (void)err_set(&m->err, rc, "%s", text);
+    m->answered = true; /* from here on m may be gone */
+    pthread_cond_broadcast(&e->answer);
+    pthread_mutex_unlock(&e->lock);
+}
+
+err_t engine_call(struct engine *e, struct msg *m, struct err *err)
+{
+    pthread_mutex_lock(&e->lock);
+    if (e->stopping) {
+        pthread_mutex_unlock(&e->lock);
+        return err_set(err, ERR_STATE, "the engine is stopping");
+    }
+    e->blocking++;
+    m->t_sent = clock_ns();
+    post(e, m);
+    while (!m->answered) pthread_cond_wait(&e->answer, &e->lock);
+    e->blocking--;
+    pthread_cond_broadcast(&e->answer);
+    pthread_mutex_unlock(&e->lock);
+    return m->rc == OK ? OK : err_set(err, m->rc, "%s", m->err.msg);
+}
+
+static void seq_free(struct seq *q)
+{
+    if (!q) return;
+    output_release(q);
+    mem_free(q->ids);
+    mem_free(q->pages);
+    mem_free(q);
+}
+
+void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, const char *message)
+{
+    struct request *r = q->r;
+    if (q->queued) sched_unqueue(&e->s, q);
+    else if (f != FINISH_ABORT) sched_share(&e->s, q);
+    sched_release(&e->s, q);
+    e->finished += f != FINISH_ABORT;
+    e->aborted += f == FINISH_ABORT;
+    pthread_mutex_lock(&e->lock);
+    rid_remove(e, r);
+    e->in_flight--;
+    pthread_mutex_lock(&r->lock);
+    r->finish = f;
+    r->finish_status = status;
+    if (f == FINISH_ABORT)
+        snprintf(r->finish_message, sizeof(r->finish_message), "%s", message);
+    snprintf(r->weight_version, sizeof(r->weight_version), "%s", e->weight_version);
+    output_end(q);
+    r->t_end = clock_ns();
+    r->seq = NULL;
+    r->done = true;
+    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_unlock(&e->lock);
+    seq_free(q);
+    if (r->notify) r->notify(r->ctx);
+    request_unref(r);
+}
+
+static bool matches(const struct seq *q, const char *prefix, const struct request *one)
+{
+    if (one) return q->r == one;
+    return !prefix || strncmp(q->r->rid, prefix, strlen(prefix)) == 0;
+}
+
+void engine_abort_where(struct engine *e, const char *prefix, const struct request *one)
+{
+    for (struct seq *q = e->s.head, *next; q; q = next) {
+        next = q->next;
+        if (matches(q, prefix, one))
+            engine_finish(e, q, FINISH_ABORT, 0, "Abort in waiting queue");
+    }
+    for (int32_t i = e->s.n_running - 1; i >= 0; i--)
+        if (matches(e->s.running[i], prefix, one))
+            engine_finish(e, e->s.running[i], FINISH_ABORT, 0, "Abort");
+}
+
+static void handle(struct engine *e, struct msg *m)
+{
+    struct err err = {0};
+    err_t rc;
+    switch (m->kind) {
+    case MSG_SUBMIT:
+        m->r->seq->arrival = ++e->arrivals;
+        sched_queue(&e->s, m->r->seq);
+        mem_free(m); /* its reference is now the engine's */
+        break;
+    case MSG_ABORT:
+        engine_abort_where(e, m->prefix, NULL);
+        mem_free(m->prefix);
+        mem_free(m);
+        break;
+    case MSG_ABORT_REQUEST:
+        engine_abort_where(e, NULL, m->r);
+        request_unref(m->r);
+        mem_free(m);
+        break;
+    case MSG_FLUSH:
+        if (e->s.n_running == 0) radix_clear(e->s.tree);
+        engine_answer(e, m, e->s.n_running ? ERR_STATE : OK,
+                      "the cache cannot be flushed while requests are running");
+        break;
+    case MSG_CHECK:
+        rc = sched_check(&e->s, &err);
+        engine_answer(e, m, rc, err.msg);
+        break;
+    case MSG_COMMIT:
+        e->commit = m;
+        if (m->options->abort_all) engine_abort_where(e, NULL, NULL);
+        break;
+    }
+}
+
+/* Numbers that others read; also the turn's view of stopping. */
+static void publish(struct engine *e)
+{
+    int64_t now = clock_ns(), window = now - e->window_began;
+    if (window > 2000000000) {
+        e->throughput = (double)e->window_tokens * 1e9 / (double)window;
+        e->window_tokens = 0;
+        e->window_began = now;
+    }
+    struct engine_stats *st = &e->stats;
+    pthread_mutex_lock(&e->lock);
+    st->running = e->s.n_running;
+    st->waiting = e->s.n_waiting;
+    st->pages_total = pages_total(e->s.pages);
+    st->pages_free = pages_available(e->s.pages);
+    st->pages_cached = radix_evictable(e->s.tree);
+    st->prompt_tokens = e->prompt_tokens;
+    st->cached_tokens = e->s.cached_tokens;
+    st->output_tokens = e->output_tokens;
+    st->steps = e->steps;
+    st->retractions = e->s.retractions;
+    st->finished = e->finished;
+    st->aborted = e->aborted;
+    st->gen_throughput = e->throughput;
+    st->epoch = store_epoch(e->o.store);
+    pthread_mutex_unlock(&e->lock);
+    atomic_store(&e->beat, now);
+}
+
+/* Take the inbox; sleeps while there is nothing at all to do.  False: stopped and empty. */
+static bool take_inbox(struct engine *e, bool busy)
+{
+    pthread_mutex_lock(&e->lock);
+    while (!busy && !e->first && !e->stopping) {
+        atomic_store(&e->idle, true);
+        pthread_cond_wait(&e->wake, &e->lock);
+    }
+    atomic_store(&e->idle, false);
+    atomic_store(&e->beat, clock_ns());
+    struct msg *m = e->first;
+    e->first = e->last = NULL;
+    bool stopping = e->stopping, late = stopping && clock_ns() >= e->stop_at;
+    pthread_mutex_unlock(&e->lock);
+    while (m) {
+        struct msg *next = m->next;
+        handle(e, m);
+        m = next;
+    }
+    if (late) engine_abort_where(e, NULL, NULL);
+    if (e->commit && e->s.n_running == 0) {
+        m = e->commit;
+        e->commit = NULL;
+        weights_commit(e, m);
+    }
+    return !(stopping && e->s.n_running == 0 && e->s.n_waiting == 0);
+}
+
+static void *engine_main(void *arg)
+{
+    struct engine *e = arg;
+    bool busy = false;
+    while (take_inbox(e, busy)) {
+        busy = step_run(e) || e->s.n_waiting > 0;
+        publish(e);
+    }
+    publish(e);
+    return NULL;
+}
+
+static void clear_page(void *ctx, int32_t page)
+{
+    model_kv_clear(ctx, page);
+}
+
+static void release(struct engine *e)
+{
+    step_release(e);
+    radix_free(e->s.tree);
+    pages_free(e->s.pages);
+    mem_free(e->s.running);
+    mem_free(e->weight_version);
+    mem_free(e->model_path);
+    pthread_cond_destroy(&e->wake);
+    pthread_cond_destroy(&e->answer);
+    pthread_cond_destroy(&e->dog_wake);
+    pthread_mutex_destroy(&e->lock);
+    mem_free(e);
+}
+
+static err_t init_sched(struct engine *e, struct err *err)
+{
+    struct engine_options *o = &e->o;
+    e->s = (struct sched){.page_tokens = KV_PAGE,
+                          .max_running = o->max_running,
+                          .chunk = o->chunk_tokens > 0 ? o->chunk_tokens : o->max_step_tokens,
+                          .max_step = o->max_step_tokens,
+                          .no_cache = o->no_prefix_cache};
+    e->s.pages = pages_new(o->n_kv_pages, clear_page, o->model);
+    if (e->s.pages) e->s.tree = radix_new(e->s.pages, KV_PAGE, UINT64_MAX);
+    e->s.running = mem_try_array((size_t)o->max_running, sizeof(struct seq *));
+    if (!e->s.tree || !e->s.running)
+        return err_set(err, ERR_NOMEM, "no memory for %d KV pages", o->n_kv_pages);
+    return step_buffers(e, err);
+}
+
+err_t engine_new(struct engine **out, const struct engine_options *o, struct err *err)
+{
+    if (o->n_kv_pages <= 0 || o->max_running <= 0 || o->max_step_tokens <= 0)
+        return err_set(err, ERR_INPUT,
+                       "n_kv_pages %d, max_running %d and max_step_tokens %d must be positive",
+                       o->n_kv_pages, o->max_running, o->max_step_tokens);
+    struct engine *e = mem_alloc(sizeof(*e));
+    e->o = *o;
+    pthread_condattr_t mono;
+    CHECK(pthread_condattr_init(&mono) == 0);
+    CHECK(pthread_condattr_setclock(&mono, CLOCK_MONOTONIC) == 0);
+    CHECK(pthread_mutex_init(&e->lock, NULL) == 0);
+    CHECK(pthread_cond_init(&e->wake, NULL) == 0);
+    CHECK(pthread_cond_init(&e->answer, NULL) == 0);
+    CHECK(pthread_cond_init(&e->dog_wake, &mono) == 0);
+    pthread_condattr_destroy(&mono);
+    e->weight_version = mem_dup(o->weight_version ? o->weight_version : "default");
+    e->model_path = mem_dup(o->model_path ? o->model_path : "");
+    e->o.weight_version = e->o.model_path = NULL;
+    err_t rc = init_sched(e, err);
+    if (rc == OK) {
+        e->window_began = clock_ns();
+        publish(e);
+        if (pthread_create(&e->thread, NULL, engine_main, e) != 0)
+            rc = err_set(err, ERR_SYSTEM, "cannot start the engine thread");
+    }
+    if (rc != OK) {
+        release(e);
+        return rc;
+    }
+    if (o->watchdog_s > 0) e->has_dog = pthread_create(&e->dog, NULL, watchdog_main, e) == 0;
+    *out = e;
+    return OK;
+}
+
+void engine_stop(struct engine *e, double drain_s)
+{
+    if (!e) return;
+    if (!(drain_s > 0)) drain_s = 0;
+    if (drain_s > 1e6) drain_s = 1e6;
+    pthread_mutex_lock(&e->lock);
+    e->stop_at = clock_ns() + (int64_t)(drain_s * 1e9);
+    e->stopping = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->lock);
+    pthread_join(e->thread, NULL);
+    pthread_mutex_lock(&e->lock);
+    struct msg *m = e->first; /* what came after the thread's last look */
+    e->first = e->last = NULL;
+    pthread_mutex_unlock(&e->lock);
+    for (struct msg *next; m; m = next) {
+        next = m->next;
+        handle(e, m);
+    }
+    engine_abort_where(e, NULL, NULL);
+    if (e->commit) weights_commit(e, e->commit);
+    pthread_mutex_lock(&e->lock);
+    while (e->blocking > 0) pthread_cond_wait(&e->answer, &e->lock);
+    e->ended = true;
+    pthread_cond_signal(&e->dog_wake);
+    pthread_mutex_unlock(&e->lock);
+    if (e->has_dog) pthread_join(e->dog, NULL);
+    release(e);
+}
+
+err_t engine_flush(struct engine *e, struct err *err)
+{
+    struct msg m = {.kind = MSG_FLUSH};
+    return engine_call(e, &m, err);
+}
+
+err_t engine_check(struct engine *e, struct err *err)
+{
+    struct msg m = {.kind = MSG_CHECK};
+    return engine_call(e, &m, err);
+}
+
+static void post_abort(struct engine *e, char *prefix, struct request *r)
+{
+    struct msg *m = mem_alloc(sizeof(*m));
+    m->kind = r ? MSG_ABORT_REQUEST : MSG_ABORT;
+    m->prefix = prefix;
+    m->r = r;
+    pthread_mutex_lock(&e->lock);
+    post(e, m);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void engine_abort(struct engine *e, const char *rid_prefix, bool all)
+{
+    if (!all && (!rid_prefix || !rid_prefix[0])) return;
+    post_abort(e, all ? NULL : mem_dup(rid_prefix), NULL);
+}
+
+void engine_abort_request(struct engine *e, struct request *r)
+{
+    request_ref(r);
+    post_abort(e, NULL, r);
+}
+
+void engine_stat(struct engine *e, struct engine_stats *out)
+{
+    pthread_mutex_lock(&e->lock);
+    *out = e->stats;
+    out->updating = e->updating;
+    bool inbox = e->first != NULL;
+    pthread_mutex_unlock(&e->lock);
+    bool idle = atomic_load(&e->idle) && !inbox;
+    out->heartbeat_age_s = idle ? 0 : (double)(clock_ns() - atomic_load(&e->beat)) * 1e-9;
+    if (out->heartbeat_age_s < 0) out->heartbeat_age_s = 0;
+    out->stuck = out->heartbeat_age_s > 10;
+}
+
+static void copy_name(struct engine *e, char *const *name, char *out, size_t n)
+{
+    pthread_mutex_lock(&e->lock);
+    snprintf(out, n, "%s", *name);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void engine_weight_version(struct engine *e, char *out, size_t n)
+{
+    copy_name(e, &e->weight_version, out, n);
+}
+
+void engine_model_path(struct engine *e, char *out, size_t n)
+{
+    copy_name(e, &e->model_path, out, n);
+}
+
+/* ---- submit ---- */
+
+static err_t check_request(const struct engine *e, const struct request *r, struct err *err)
+{
+    if (r->n_prompt < 1) return err_set(err, ERR_INPUT, "input_ids: the prompt is empty");
+    for (int32_t i = 0; i < r->n_prompt; i++)
+        if (r->prompt[i] < 0 || r->prompt[i] >= e->o.config->vocab_size)
+            return err_set(err, ERR_INPUT, "input_ids[%d]: %d is not in [0, %d)", i, r->prompt[i],
+                           e->o.config->vocab_size);
+    if (r->max_new_tokens < 0)
+        return err_set(err, ERR_INPUT, "max_new_tokens: %d is negative", r->max_new_tokens);
+    if (r->logprob_start > r->n_prompt || r->n_top < 0 || r->n_top > SAMPLE_MAX_TOP)
+        return err_set(err, ERR_INPUT, "logprob_start_len %d or top logprobs %d out of range",
+                       r->logprob_start, r->n_top);
+    if (sched_room(&e->s, r->n_prompt) < 0 ||
+        (e->o.context_len > 0 && r->n_prompt > e->o.context_len))
+        return err_set(err, ERR_INPUT,
+                       "the prompt of %d tokens can never fit: the KV pool holds %lld tokens, the "
+                       "context %d",
+                       r->n_prompt, (long long)e->o.n_kv_pages * KV_PAGE, e->o.context_len);
+    if (!e->o.tokenizer && r->n_stops > 0)
+        return err_set(err, ERR_INPUT, "stop: stop strings need a tokenizer");
+    return OK;
+}
+
+static bool fill_seq(const struct engine *e, struct seq *q, struct request *r)
+{
+    q->r = r;
+    q->n_ids = q->n_prompt = r->n_prompt;
+    q->cap_ids = r->n_prompt + 16;
+    q->ids = mem_try_array((size_t)q->cap_ids, sizeof(int32_t));
+    if (!q->ids) return false;
+    memcpy(q->ids, r->prompt, (size_t)r->n_prompt * sizeof(int32_t));
+    int64_t room = sched_room(&e->s, r->n_prompt);
+    if (e->o.context_len > 0 && room > e->o.context_len - r->n_prompt)
+        room = e->o.context_len - r->n_prompt;
+    q->max_new = r->max_new_tokens < room ? r->max_new_tokens : (int32_t)room;
+    q->next_score = r->n_prompt;
+    if (r->logprob_start >= 0) {
+        size_t n = (size_t)(r->n_prompt - r->logprob_start);
+        q->next_score = r->logprob_start + 1;
+        r->prompt_logprobs = mem_try_array(n + 1, sizeof(float));
+        if (r->n_top > 0) r->prompt_top = mem_try_array(n + 1, sizeof(struct top_row));
+        if (!r->prompt_logprobs || (r->n_top > 0 && !r->prompt_top)) return false;
+    }
+    return output_init(q, e->o.tokenizer);
+}
+
+static err_t enter(struct engine *e, struct request *r, struct msg *m, struct rid_entry *x,
+                   struct err *err)
+{
+    err_t rc = OK;
+    pthread_mutex_lock(&e->lock);
+    if (e->stopping) rc = err_set(err, ERR_STATE, "the server is shutting down");
+    else if (rid_known(e, r->rid))
+        rc = err_set(err, ERR_INPUT, "Duplicate request ID detected: %s", r->rid);
+    else if (e->o.max_queued > 0 && e->in_flight - e->stats.running >= e->o.max_queued)
+        rc = err_set(err, ERR_BUSY, "the queue is full: %d requests wait", e->o.max_queued);
+    if (rc == OK) {
+        request_ref(r);
+        *x = (struct rid_entry){.r = r};
+        rid_add(e, x);
+        e->in_flight++;
+        *m = (struct msg){.kind = MSG_SUBMIT, .r = r};
+        post(e, m);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return rc;
+}
+
+err_t engine_submit(struct engine *e, struct request *r, struct err *err)
+{
+    err_t rc = check_request(e, r, err);
+    if (rc != OK) return rc;
+    struct seq *q = mem_alloc(sizeof(*q));
+    struct msg *m = mem_alloc(sizeof(*m));
+    struct rid_entry *x = mem_alloc(sizeof(*x));
+    r->t_submit = clock_ns();
+    r->seq = q;
+    if (!fill_seq(e, q, r)) rc = err_set(err, ERR_NOMEM, "no memory for the request");
+    if (rc == OK) rc = enter(e, r, m, x, err);
+    if (rc != OK) {
+        r->seq = NULL;
+        seq_free(q);
+        mem_free(m);
+        mem_free(x);
+    }
+    return rc;
+}

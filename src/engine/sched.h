@@ -1,0 +1,67 @@
+/*
+ * sched.h - which request runs: admission, step plan, retraction.  Policy and page accounting only.
+ *
+ * Two sets: `waiting`, a list in scheduling order (higher priority, then earlier arrival), and
+ * `running`, an array in order of admission.  A running sequence holds a reference of each page of
+ * its table and a lock on its deepest tree node; a waiting one holds nothing.
+ * Invariant: a sequence alone always fits (sched_fits at submit), so the plan is never empty
+ * while something runs.
+ */
+#ifndef ENGINE_SCHED_H
+#define ENGINE_SCHED_H
+
+#include "engine/request.h"
+#include "kv/radix.h"
+
+struct seq {
+    struct request *r;
+    struct seq *prev, *next; /* waiting */
+    bool queued;             /* in `waiting` */
+    uint64_t arrival, epoch; /* epoch: under which all its KV was computed */
+    int32_t *ids;            /* prompt, then outputs */
+    int32_t n_ids, cap_ids;
+    int32_t n_prompt;
+    int32_t max_new;         /* capped to pool and context */
+    int32_t computed;        /* tokens with KV */
+    int32_t *pages;
+    int32_t n_pages, cap_pages;
+    struct radix_node *node; /* locked */
+    int32_t in_tree;         /* first pages of the table that the tree holds */
+    int32_t next_score;      /* next prompt position to be scored; n_prompt: none */
+    bool admitted;           /* at least once */
+    int32_t plan;            /* tokens in this step */
+    int32_t *fail;           /* stop automata: failure links of all stops, one after the other */
+    int32_t *fail_at;        /* [n_stops] where each begins */
+    int32_t *stop_state;     /* [n_stops] bytes matched so far */
+    size_t fed;              /* text bytes the automata have seen */
+};
+
+struct sched {
+    struct pages *pages;
+    struct radix *tree;
+    int32_t page_tokens, max_running, chunk, max_step;
+    bool no_cache;
+    struct seq *head, *tail; /* waiting */
+    int32_t n_waiting;
+    struct seq **running;    /* [max_running] */
+    int32_t n_running;
+    int64_t retractions, cached_tokens;
+};
+
+/* Highest max_new_tokens with this prompt in an empty pool; negative: the prompt alone is too long. */
+int64_t sched_room(const struct sched *s, int32_t n_prompt);
+void sched_queue(struct sched *s, struct seq *q);
+void sched_unqueue(struct sched *s, struct seq *q);
+void sched_admit(struct sched *s, uint64_t epoch);
+/* Fills plan of every running sequence and takes the pages; may retract.  Returns tokens planned. */
+int32_t sched_plan(struct sched *s);
+void sched_retract(struct sched *s, struct seq *q);
+struct seq *sched_youngest(const struct sched *s);
+/* Full computed pages enter the tree. */
+void sched_share(struct sched *s, struct seq *q);
+/* Gives back pages and lock; takes it out of running. */
+void sched_release(struct sched *s, struct seq *q);
+/* Conservation of every page. */
+err_t sched_check(const struct sched *s, struct err *e) MUST_USE;
+
+#endif

@@ -1,0 +1,81 @@
+#include "model/forward.h"
+#include <math.h>
+
+/* Norm, rotate (half-split), round: one head in place. */
+static void rotate(const struct model *m, float *x, const uint16_t *norm, int32_t pos)
+{
+    int half = m->c.head_dim / 2;
+    const float *cs = m->cos + (size_t)pos * (size_t)half, *sn = m->sin + (size_t)pos * (size_t)half;
+    m->ops->rmsnorm_f32(x, x, norm, (size_t)m->c.head_dim, m->c.rms_norm_eps);
+    for (int i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = act_round(fmaf(a, cs[i], -(b * sn[i])));
+        x[i + half] = act_round(fmaf(b, cs[i], a * sn[i]));
+    }
+}
+
+static void prepare_token(void *arg, int i)
+{
+    const struct slice *s = arg;
+    const struct model *m = s->m;
+    const struct config *c = &m->c;
+    const struct step *st = s->st;
+    int32_t t = s->t0 + i, pos = st->pos[t], row = pos % KV_PAGE, hd = c->head_dim;
+    int32_t page = st->seqs[st->seq[t]].pages[pos / KV_PAGE];
+    float *q = m->q + (size_t)i * (size_t)(c->n_heads * hd);
+    float *k = m->k + (size_t)i * (size_t)(c->n_kv_heads * hd);
+    const float *v = m->v + (size_t)i * (size_t)(c->n_kv_heads * hd);
+    for (int h = 0; h < c->n_heads; h++)
+        rotate(m, q + (size_t)h * (size_t)hd, store_ptr(m->store, s->slots.q_norm), pos);
+    kv_t *kp = model_kv(m, s->layer, 0, page), *vp = model_kv(m, s->layer, 1, page);
+    for (int h = 0; h < c->n_kv_heads; h++) {
+        rotate(m, k, store_ptr(m->store, s->slots.k_norm), pos);
+        for (int d = 0; d < hd; d++) {
+            kp[(d / 2 * KV_PAGE + row) * 2 + d % 2] = kv_from_f32(k[d]);
+            vp[row * hd + d] = kv_from_f32(v[d]);
+        }
+        k += hd;
+        v += hd;
+        kp += KV_PAGE * hd;
+        vp += KV_PAGE * hd;
+    }
+}
+
+static void attend(void *arg, int i)
+{
+    const struct slice *s = arg;
+    const struct model *m = s->m;
+    const struct config *c = &m->c;
+    int32_t n = i / c->n_kv_heads, kvh = i % c->n_kv_heads, t = s->t0 + n;
+    int group = c->n_heads / c->n_kv_heads;
+    size_t hd = (size_t)c->head_dim, head = (size_t)KV_PAGE * hd;
+    size_t at = ((size_t)n * (size_t)c->n_heads + (size_t)(kvh * group)) * hd;
+    struct attn a = {
+        .q = m->q + at,
+        .out = m->o + at,
+        .n_heads = group,
+        .head_dim = c->head_dim,
+        .k = model_kv(m, s->layer, 0, 0) + (size_t)kvh * head,
+        .v = model_kv(m, s->layer, 1, 0) + (size_t)kvh * head,
+        .page_stride = (size_t)c->n_kv_heads * head,
+        .pages = s->st->seqs[s->st->seq[t]].pages,
+        .n_keys = s->st->pos[t] + 1,
+        .scale = 1.0f / sqrtf((float)c->head_dim),
+    };
+    m->ops->attention(&a);
+}
+
+void forward_attention(struct slice *s)
+{
+    struct model *m = s->m;
+    const struct config *c = &m->c;
+    int32_t hd = c->head_dim, nq = c->n_heads * hd, nkv = c->n_kv_heads * hd;
+    forward_norm(s, s->slots.in_norm);
+    forward_gemm(m, m->q, m->a, s->n, s->slots.q, nq, c->hidden_size);
+    forward_gemm(m, m->k, m->a, s->n, s->slots.k, nkv, c->hidden_size);
+    forward_gemm(m, m->v, m->a, s->n, s->slots.v, nkv, c->hidden_size);
+    pool_run(m->pool, prepare_token, s, s->n);
+    pool_run(m->pool, attend, s, s->n * c->n_kv_heads);
+    forward_gemm(m, m->y, m->o, s->n, s->slots.o, c->hidden_size, nq);
+    forward_add(s);
+}

@@ -1,0 +1,330 @@
+#include "weight/checkpoint.h"
+
+#include "base/file.h"
+#include "base/mem.h"
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INDEX_NAME "model.safetensors.index.json"
+#define INDEX_MAX ((size_t)256 << 20)
+#define MAX_FILES 4096
+
+/* ---- from a name to a folder ---- */
+
+/* `name` or `org/name` of [A-Za-z0-9._-], no "..". */
+static bool is_repo_id(const char *s)
+{
+    int slashes = 0;
+    if (strstr(s, "..") || s[0] == '/' || s[0] == '.' || s[0] == 0) return false;
+    for (const char *p = s; *p; p++) {
+        if (*p == '/') {
+            if (++slashes > 1 || p[1] == 0 || p[1] == '.') return false;
+        } else if (!isalnum((unsigned char)*p) && !strchr("._-", *p)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The snapshot of a repository in one hub folder; false if there is none. */
+static bool find_snapshot(char **dir, const char *hub, const char *id)
+{
+    struct buf repo = {0}, path = {0}, commit = {0};
+    bool found = false;
+    buf_printf(&repo, "%s/models--", hub);
+    for (const char *p = id; *p; p++) {
+        if (*p == '/')
+            buf_puts(&repo, "--");
+        else
+            buf_putc(&repo, *p);
+    }
+    buf_printf(&path, "%s/refs/main", repo.data ? repo.data : "");
+    if (!repo.failed && !path.failed && file_read(&commit, path.data, 256, NULL) == OK) {
+        while (commit.len && isspace((unsigned char)commit.data[commit.len - 1]))
+            commit.data[--commit.len] = 0;
+        if (commit.len && is_repo_id(commit.data) && !strchr(commit.data, '/')) {
+            buf_clear(&path);
+            buf_printf(&path, "%s/snapshots/%s", repo.data, commit.data);
+            found = !path.failed && file_is_dir(path.data);
+        }
+    }
+    if (found) *dir = buf_take(&path);
+    buf_release(&repo);
+    buf_release(&path);
+    buf_release(&commit);
+    return found;
+}
+
+err_t checkpoint_find(char **dir, const char *model, struct err *e)
+{
+    if (file_is_dir(model)) {
+        char *d = mem_dup_n(model, strlen(model));
+        if (d == NULL) return err_set(e, ERR_NOMEM, "%s: no memory for the path", model);
+        *dir = d;
+        return OK;
+    }
+    if (!is_repo_id(model))
+        return err_set(e, ERR_NOTFOUND, "%.500s: no such folder, and not a repository id", model);
+    static const char *const roots[][2] = {
+        {"HF_HUB_CACHE", ""}, {"HF_HOME", "/hub"}, {"HOME", "/.cache/huggingface/hub"}};
+    struct buf searched = {0};
+    bool found = false;
+    buf_printf(&searched, "./%s", model);
+    for (size_t i = 0; i < sizeof roots / sizeof roots[0] && !found; i++) {
+        const char *root = getenv(roots[i][0]);
+        struct buf hub = {0};
+        if (root == NULL || *root == 0) continue;
+        if (buf_printf(&hub, "%s%s", root, roots[i][1])) {
+            found = find_snapshot(dir, hub.data, model);
+            buf_printf(&searched, ", %s", hub.data);
+        }
+        buf_release(&hub);
+    }
+    err_t rc = OK;
+    if (!found)
+        rc = err_set(e, ERR_NOTFOUND, "%s: not found; searched: %s", model,
+                     searched.data ? searched.data : "");
+    buf_release(&searched);
+    return rc;
+}
+
+/* ---- which files ---- */
+
+struct names {
+    char **v; /* sorted once complete, no doubles */
+    size_t n;
+};
+
+static void names_free(struct names *s)
+{
+    for (size_t i = 0; i < s->n; i++) mem_free(s->v[i]);
+    mem_free(s->v);
+    *s = (struct names){0};
+}
+
+static int by_string(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static err_t names_add(struct names *s, const char *name, struct err *e)
+{
+    if (s->n == MAX_FILES)
+        return err_set(e, ERR_TOOBIG, "more than %d weight files", MAX_FILES);
+    if (s->v == NULL) s->v = mem_try_array(MAX_FILES, sizeof s->v[0]);
+    char *copy = s->v ? mem_dup_n(name, strlen(name)) : NULL;
+    if (copy == NULL) return err_set(e, ERR_NOMEM, "no memory for file names");
+    s->v[s->n++] = copy;
+    return OK;
+}
+
+static bool names_has(const struct names *s, const char *name)
+{
+    for (size_t i = s->n; i-- > 0;)
+        if (strcmp(s->v[i], name) == 0) return true;
+    return false;
+}
+
+static bool plain_name(const char *s)
+{
+    return s && *s && s[0] != '.' && !strchr(s, '/') && !strstr(s, "..") && strlen(s) <= 255;
+}
+
+static err_t index_read(json_t **root, json_t **map, const char *path, struct err *e)
+{
+    struct buf text = {0};
+    json_error_t je;
+    err_t rc = file_read(&text, path, INDEX_MAX, e);
+    if (rc != OK) return rc;
+    *root = json_loadb(text.data, text.len, JSON_REJECT_DUPLICATES, &je);
+    buf_release(&text);
+    if (*root == NULL)
+        return err_set(e, ERR_INPUT, "%s: line %d: %s", path, je.line, je.text);
+    *map = json_object_get(*root, "weight_map");
+    if (json_is_object(*map) && json_object_size(*map) > 0) return OK;
+    json_decref(*root);
+    *root = NULL;
+    return err_set(e, ERR_INPUT, "%s: weight_map: must be an object with entries", path);
+}
+
+static err_t index_files(struct names *out, json_t *map, const char *path, struct err *e)
+{
+    const char *tensor;
+    json_t *v;
+    json_object_foreach(map, tensor, v) {
+        const char *file = json_string_value(v);
+        if (!plain_name(file))
+            return err_set(e, ERR_INPUT, "%s: weight_map: %.200s: \"%.200s\" is not a plain file name",
+                           path, tensor, file ? file : "");
+        if (names_has(out, file)) continue;
+        err_t rc = names_add(out, file, e);
+        if (rc != OK) return rc;
+    }
+    return OK;
+}
+
+static err_t glob_files(struct names *out, const char *dir, struct err *e)
+{
+    static const char ext[] = ".safetensors";
+    DIR *d = opendir(dir);
+    if (d == NULL)
+        return err_set(e, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, "%s: %s", dir, strerror(errno));
+    err_t rc = OK;
+    const struct dirent *f;
+    while (rc == OK && (f = readdir(d)) != NULL) {
+        size_t n = strlen(f->d_name), k = sizeof ext - 1;
+        if (n > k && strcmp(f->d_name + n - k, ext) == 0 && f->d_name[0] != '.')
+            rc = names_add(out, f->d_name, e);
+    }
+    closedir(d);
+    if (rc == OK && out->n == 0)
+        rc = err_set(e, ERR_NOTFOUND, "%s: no %s and no *.safetensors", dir, INDEX_NAME);
+    return rc;
+}
+
+/* All absent files in one message, as far as it goes. */
+static err_t check_present(const struct names *s, const char *dir, struct err *e)
+{
+    struct buf absent = {0};
+    for (size_t i = 0; i < s->n; i++) {
+        struct buf p = {0};
+        if (buf_printf(&p, "%s/%s", dir, s->v[i]) && !file_exists(p.data))
+            buf_printf(&absent, "%s%s", absent.len ? ", " : "", s->v[i]);
+        buf_release(&p);
+    }
+    err_t rc = OK;
+    if (absent.len)
+        rc = err_set(e, ERR_NOTFOUND, "%s: files named by %s are absent: %s", dir, INDEX_NAME,
+                     absent.data);
+    buf_release(&absent);
+    return rc;
+}
+
+/* ---- open ---- */
+
+static err_t open_files(struct checkpoint *c, const struct names *s, struct err *e)
+{
+    c->files = mem_try_array(s->n, sizeof c->files[0]);
+    if (c->files == NULL) return err_set(e, ERR_NOMEM, "no memory for %zu files", s->n);
+    for (size_t i = 0; i < s->n; i++) {
+        struct buf p = {0};
+        if (!buf_printf(&p, "%s/%s", c->dir, s->v[i]))
+            return err_set(e, ERR_NOMEM, "%s: no memory for the path", s->v[i]);
+        err_t rc = st_open(&c->files[i], p.data, e);
+        buf_release(&p);
+        if (rc != OK) return rc;
+        c->n_files = i + 1;
+    }
+    return OK;
+}
+
+static int by_entry(const void *a, const void *b)
+{
+    const struct checkpoint_entry *x = a, *y = b;
+    int c = strcmp(x->tensor->name, y->tensor->name);
+    return c ? c : (x->file > y->file) - (x->file < y->file);
+}
+
+static err_t collect_entries(struct checkpoint *c, struct err *e)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < c->n_files; i++) n += c->files[i].n;
+    c->entries = mem_try_array(n, sizeof c->entries[0]);
+    if (c->entries == NULL) return err_set(e, ERR_NOMEM, "no memory for %zu tensors", n);
+    for (size_t i = 0; i < c->n_files; i++)
+        for (size_t j = 0; j < c->files[i].n; j++)
+            c->entries[c->n_tensors++] =
+                (struct checkpoint_entry){&c->files[i], &c->files[i].tensors[j]};
+    if (n) qsort(c->entries, n, sizeof c->entries[0], by_entry);
+    for (size_t i = 1; i < n; i++) {
+        const struct checkpoint_entry *x = &c->entries[i - 1], *y = &c->entries[i];
+        if (strcmp(x->tensor->name, y->tensor->name) == 0)
+            return err_set(e, ERR_INPUT, "tensor %s: defined in both %s and %s", x->tensor->name,
+                           x->file->path, y->file->path);
+    }
+    return OK;
+}
+
+static err_t check_index(const struct checkpoint *c, json_t *map, struct err *e)
+{
+    const char *name;
+    json_t *v;
+    json_object_foreach(map, name, v) {
+        const struct checkpoint_entry *t = checkpoint_get(c, name);
+        const char *file = json_string_value(v);
+        const char *in = t ? strrchr(t->file->path, '/') : NULL;
+        if (in == NULL || strcmp(in + 1, file) != 0)
+            return err_set(e, ERR_INPUT, "tensor %.200s: the index gives %s, which lacks it", name,
+                           file);
+    }
+    return OK;
+}
+
+static err_t open_all(struct checkpoint *c, struct names *files, json_t **root, struct err *e)
+{
+    struct buf path = {0};
+    json_t *map = NULL;
+    if (!buf_printf(&path, "%s/" INDEX_NAME, c->dir))
+        return err_set(e, ERR_NOMEM, "%s: no memory for the path", c->dir);
+    err_t rc;
+    if (file_exists(path.data)) {
+        rc = index_read(root, &map, path.data, e);
+        if (rc == OK) rc = index_files(files, map, path.data, e);
+        if (rc == OK) rc = check_present(files, c->dir, e);
+    } else {
+        rc = glob_files(files, c->dir, e);
+    }
+    buf_release(&path);
+    if (rc != OK) return rc;
+    qsort(files->v, files->n, sizeof files->v[0], by_string);
+    rc = open_files(c, files, e);
+    if (rc == OK) rc = collect_entries(c, e);
+    if (rc == OK && map) rc = check_index(c, map, e);
+    return rc;
+}
+
+err_t checkpoint_open(struct checkpoint *c, const char *dir, struct err *e)
+{
+    struct checkpoint t = {.dir = mem_dup_n(dir, strlen(dir))};
+    if (t.dir == NULL) return err_set(e, ERR_NOMEM, "%s: no memory for the path", dir);
+    struct names files = {0};
+    json_t *root = NULL;
+    err_t rc = open_all(&t, &files, &root, e);
+    names_free(&files);
+    json_decref(root);
+    if (rc != OK) {
+        checkpoint_close(&t);
+        return rc;
+    }
+    *c = t;
+    return OK;
+}
+
+void checkpoint_close(struct checkpoint *c)
+{
+    for (size_t i = 0; i < c->n_files; i++) st_close(&c->files[i]);
+    mem_free(c->files);
+    mem_free(c->entries);
+    mem_free(c->dir);
+    *c = (struct checkpoint){0};
+}
+
+const struct checkpoint_entry *checkpoint_get(const struct checkpoint *c, const char *name)
+{
+    size_t lo = 0, hi = c->n_tensors;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        int d = strcmp(c->entries[mid].tensor->name, name);
+        if (d == 0) return &c->entries[mid];
+        if (d < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return NULL;
+}

@@ -1,0 +1,26 @@
+"""Black-box tests of the server over loopback.  python3 test/server/run.py [name ...]"""
+import importlib
+import os
+import sys
+import time
+import traceback
+
+sys.path.insert(0, os.path.dirname(__file__))
+os.makedirs("build/log", exist_ok=True)
+names = sys.argv[1:]
+passed = failed = 0
+for module in ("test_generate", "test_errors", "test_update", "test_openai", "test_load"):
+    m = importlib.import_module(module)
+    for name, f in list(vars(m).items()):
+        if not name.startswith("test_") or not callable(f) or (names and name not in names):
+            continue
+        t = time.time()
+        try:
+            f()
+            passed += 1
+            print(f"ok      {module}.{name} ({time.time() - t:.1f} s)", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAILED  {module}.{name}\n{traceback.format_exc()}", flush=True)
+print(f"{passed} passed, {failed} failed")
+sys.exit(failed != 0)

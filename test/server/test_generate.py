@@ -1,0 +1,172 @@
+"""/generate: ids, logprobs, seeds, stops, streams, aborts, clients that leave."""
+import json
+import socket
+import struct
+import threading
+import time
+
+from harness import EARLY, FINAL, SLOW, Server
+
+
+def reference(name):
+    return json.load(open(f"test/data/{name}.reference.json"))["references_float32"]
+
+
+def test_reference_ids_and_logprobs():
+    """Against transformers in float32: prompt ids by text, prompt logprobs, greedy ids of the confident model."""
+    with Server(FINAL) as s:
+        diffs, same = [], 0
+        for ref in reference("final"):
+            r = s.generate(ref["prompt"], len(ref["greedy_ids"]), logprob_start_len=0)
+            lp = r["meta_info"]["input_token_logprobs"]
+            assert [x[1] for x in lp] == ref["input_ids"], ref["prompt"][:60]
+            assert lp[0][0] is None
+            diffs += [abs(a[0] - b) for a, b in zip(lp[1:], ref["prompt_logprobs"])]
+            same += r["output_ids"] == ref["greedy_ids"]
+        diffs.sort()
+        mean, p99 = sum(diffs) / len(diffs), diffs[int(len(diffs) * 0.99)]
+        assert mean <= 4e-3 and p99 <= 0.04, (mean, p99)
+        assert same >= 17, same  # bf16 arithmetic may flip a near tie of the odd prompts
+
+
+def test_ready_and_info():
+    with Server(FINAL) as s:
+        if not SLOW:
+            assert s.ready_s < 2, s.ready_s
+        assert s.get("/model_info")[1]["model_path"] == FINAL
+        assert s.get("/get_model_info")[1]["weight_version"] == "default"
+        assert s.get("/server_info")[1]["status"] == "ready"
+        assert s.get("/health_generate")[0] == 200
+        assert s.request("HEAD", "/", raw=True)[0] == 200
+
+
+def test_logprobs_have_one_meaning():
+    """Top logprobs agree with the token's own; temperature 0 gives unscaled ones; lengths match."""
+    with Server(EARLY) as s:
+        r = s.generate([32] * 20, 8, top_logprobs_num=5, logprob_start_len=3, ignore_eos=True)
+        m = r["meta_info"]
+        assert len(m["output_token_logprobs"]) == m["completion_tokens"] == len(r["output_ids"]) == 8
+        assert m["input_token_logprobs"][0][0] is None and len(m["input_token_logprobs"]) == 17
+        for own, top in zip(m["output_token_logprobs"], m["output_top_logprobs"]):
+            assert len(top) == 5 and top[0][0] == own[0] and top[0][1] == own[1]
+            assert all(a[0] >= b[0] for a, b in zip(top, top[1:]))
+        # the score of the greedy continuation, as a prompt, is what was reported when it was drawn
+        ids = [32] * 20 + r["output_ids"]
+        again = s.generate(ids, 0, logprob_start_len=19)["meta_info"]["input_token_logprobs"]
+        assert [x[0] for x in again[1:]] == [x[0] for x in m["output_token_logprobs"]]
+
+
+def test_seeds():
+    """C45: unseeded samples differ, an echoed seed repeats, n samples differ, sample 0 is the n=1 run."""
+    with Server(EARLY) as s:
+        p = [2046, 375, 198]
+        kw = dict(temperature=1.0, ignore_eos=True)
+        runs = [s.generate(p, 24, **kw) for _ in range(8)]
+        assert len({tuple(r["output_ids"]) for r in runs}) == 8
+        seed = runs[0]["meta_info"]["sampling_seed"]
+        again = s.generate(p, 24, sampling_seed=seed, **kw)
+        assert again["output_ids"] == runs[0]["output_ids"]
+        assert again["meta_info"]["output_token_logprobs"] == runs[0]["meta_info"]["output_token_logprobs"]
+        eight = s.generate(p, 24, n=8, sampling_seed=42, **kw)
+        assert len({tuple(r["output_ids"]) for r in eight}) == 8
+        noise = [threading.Thread(target=s.generate, args=([7 + i] * 30, 40)) for i in range(20)]
+        for t in noise:
+            t.start()
+        repeat = s.generate(p, 24, n=8, sampling_seed=42, **kw)
+        for t in noise:
+            t.join()
+        assert [r["output_ids"] for r in repeat] == [r["output_ids"] for r in eight]
+        one = s.generate(p, 24, sampling_seed=42, **kw)
+        assert one["output_ids"] == eight[0]["output_ids"]
+
+
+def test_streams_equal_answers():
+    """Cumulative frames end in the plain answer; stop strings never leak (C27, C43)."""
+    with Server(FINAL) as s, Server(FINAL, "--incremental-streaming-output") as inc:
+        text = "Question: A farm has 10 ducks and 4 dogs. How many animals are there?\nAnswer:"
+        whole = s.generate(text, 60)["text"]
+        for stop in (None, "Question", [whole[5:9]], [whole[7:12], "zzz"]):
+            for trim in (False, True):
+                sp = {"temperature": 0, "max_new_tokens": 60, "stop": stop, "no_stop_trim": trim}
+                body = {"text": text, "sampling_params": sp}
+                plain = s.post("/generate", body)[1]
+                frames = s.stream("/generate", body)
+                texts = [f["text"] for f in frames]
+                assert texts[-1] == plain["text"]
+                assert all(b.startswith(a) for a, b in zip(texts, texts[1:])), "text was withdrawn"
+                assert "".join(f["text"] for f in inc.stream("/generate", body)) == plain["text"]
+                if isinstance(stop, list):
+                    first = min(whole.find(x) for x in stop if x in whole)
+                    word = next(x for x in stop if whole.find(x) == first)
+                    assert plain["meta_info"]["finish_reason"] == {"type": "stop", "matched": word}
+                    assert plain["text"] == whole[:first] + (word if trim else "")
+
+
+def test_prefix_cache_and_batch_do_not_show():
+    """Alone, in a crowd, after a prefix hit: the same bits."""
+    with Server(EARLY) as s:
+        p = [(i * 7) % 2000 for i in range(300)]
+        cold = s.generate(p, 16, ignore_eos=True)
+        warm = s.generate(p, 16, ignore_eos=True)
+        assert cold["meta_info"]["cached_tokens"] == 0 and warm["meta_info"]["cached_tokens"] >= 256
+        crowd = [None] * 32
+
+        def ask(i):
+            crowd[i] = s.generate(p if i % 2 else [i] * (i + 1), 16, ignore_eos=True)
+        ts = [threading.Thread(target=ask, args=(i,)) for i in range(32)]
+        for t in ts:
+            t.start()
+        for t in ts:
+            t.join()
+        for r in [warm] + crowd[1::2]:
+            assert r["output_ids"] == cold["output_ids"]
+            assert r["meta_info"]["output_token_logprobs"] == cold["meta_info"]["output_token_logprobs"]
+
+
+def send_and_leave(s, body, how, after=0.15):
+    c = socket.create_connection(("127.0.0.1", s.port))
+    data = json.dumps(body).encode()
+    c.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+              + str(len(data)).encode() + b"\r\n\r\n" + data)
+    time.sleep(after)
+    if how == "rst":
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    c.close()
+
+
+def test_client_leaves():
+    """C49: a client that leaves frees its place at once, streaming or not, running or queued."""
+    with Server(EARLY, "--max-running-requests", "4") as s:
+        sp = {"temperature": 0, "max_new_tokens": 3900, "ignore_eos": True}
+        for stream in (False, True):
+            for how in ("fin", "rst"):
+                for _ in range(6):  # 4 run, 2 wait
+                    threading.Thread(target=send_and_leave, args=(
+                        s, {"text": "x", "rid": None, "sampling_params": sp, "stream": stream}, how)).start()
+                time.sleep(0.3)
+                s.idle(5 if SLOW else 1.5)
+        status, text = s.post("/flush_cache", {})
+        assert status == 200, text
+
+
+def test_abort_keeps_a_prefix():
+    with Server(EARLY, "--max-running-requests", "2") as s:
+        full = s.generate([5, 6, 7], 3000, ignore_eos=True)
+        out = {}
+
+        def ask(rid):
+            out[rid] = s.generate([5, 6, 7], 3000, ignore_eos=True, rid=rid)
+        ts = [threading.Thread(target=ask, args=(f"job-{i}",)) for i in range(4)]
+        for t in ts:
+            t.start()
+        time.sleep(0.3)
+        assert s.post("/abort_request", {"rid": "job-"})[0] == 200
+        for t in ts:
+            t.join()
+        for r in out.values():
+            m = r["meta_info"]
+            assert m["finish_reason"]["type"] == "abort", m["finish_reason"]
+            n = m["completion_tokens"]
+            assert n == len(r["output_ids"]) == len(m["output_token_logprobs"]) < 3000
+            assert r["output_ids"] == full["output_ids"][:n]
+            assert "prompt_tokens" in m and "cached_tokens" in m and "weight_version" in m

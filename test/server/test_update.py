@@ -1,0 +1,187 @@
+"""POST /update_weights_from_disk: all or nothing, equal to a fresh start, harmless when refused."""
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+
+from harness import EARLY, FINAL, SLOW, Server, signature
+
+UPDATE = "/update_weights_from_disk"
+
+
+def rewrite(path, change):
+    """Rewrite one safetensors file: change(header) edits names, shapes; data stay where they are."""
+    raw = open(path, "rb").read()
+    n = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:8 + n])
+    data = change(header, raw[8 + n:])
+    text = json.dumps(header).encode()
+    open(path, "wb").write(len(text).to_bytes(8, "little") + text + data)
+
+
+def drop(name):
+    def change(header, data):
+        a, b = header.pop(name)["data_offsets"]
+        for k, v in header.items():
+            if k != "__metadata__" and v["data_offsets"][0] >= b:
+                v["data_offsets"] = [x - (b - a) for x in v["data_offsets"]]
+        return data[:a] + data[b:]
+    return change
+
+
+def reshape(name):
+    def change(header, data):
+        header[name]["shape"] = header[name]["shape"][::-1] + [1]
+        return data
+    return change
+
+
+def variants(root):
+    """(folder, what the refusal must name)"""
+    def copy(name):
+        d = os.path.join(root, name)
+        shutil.copytree(FINAL, d)
+        return d, os.path.join(d, "model-00001-of-00001.safetensors")
+    d, f = copy("missing-shard")
+    os.remove(f)
+    yield d, "model-00001-of-00001.safetensors"
+    for i, name in enumerate(("model.layers.1.mlp.experts.5.down_proj.weight", "lm_head.weight",
+                              "model.layers.2.mlp.gate.weight")):
+        d, f = copy(f"missing-tensor-{i}")
+        rewrite(f, drop(name))
+        index = json.load(open(d + "/model.safetensors.index.json"))
+        del index["weight_map"][name]
+        json.dump(index, open(d + "/model.safetensors.index.json", "w"))
+        yield d, name
+    d, f = copy("wrong-shape")
+    rewrite(f, reshape("model.layers.0.self_attn.q_proj.weight"))
+    yield d, "model.layers.0.self_attn.q_proj.weight"
+    d, f = copy("truncated")
+    os.truncate(f, os.path.getsize(f) // 2)
+    yield d, "model-00001-of-00001.safetensors"
+    d, f = copy("other-rope")
+    c = json.load(open(d + "/config.json"))
+    c["rope_theta"] = 10000.0
+    json.dump(c, open(d + "/config.json", "w"))
+    yield d, "rope_theta"
+    d, f = copy("garbage")
+    open(f, "wb").write(b"\xff" * 1000)
+    yield d, "model-00001-of-00001.safetensors"
+    yield os.path.join(root, "nowhere"), "nowhere"
+    yield __file__, os.path.basename(__file__)
+
+
+def test_update_equals_fresh_start():
+    with Server(FINAL) as fresh:
+        want = signature(fresh)
+    with Server(EARLY) as s:
+        before = signature(s)
+        assert before != want
+        status, r = s.post(UPDATE, {"model_path": FINAL, "weight_version": "7"})
+        assert status == 200 and r["success"] is True, r
+        assert {"stage_s", "drain_s", "swap_s", "num_paused_requests"} <= set(r), r
+        assert "Weight version updated to 7" in r["message"], r
+        assert signature(s) == want
+        info = s.get("/model_info")[1]
+        assert info["model_path"] == FINAL and info["weight_version"] == "7"
+        status, r = s.post(UPDATE, {"model_path": EARLY})
+        assert status == 200 and signature(s) == before
+        assert s.get("/model_info")[1]["weight_version"] == "7"
+
+
+def test_refused_updates_change_nothing():
+    with tempfile.TemporaryDirectory() as root, Server(EARLY) as s:
+        before = signature(s)
+        full = s.generate([5, 6, 7], 2000, ignore_eos=True)
+        for d, name in variants(root):
+            running = {}
+            t = threading.Thread(target=lambda: running.update(s.generate([5, 6, 7], 2000, ignore_eos=True)))
+            t.start()
+            status, r = s.post(UPDATE, {"model_path": d, "weight_version": "bad", "abort_all_requests": True})
+            t.join()
+            assert status == 400 and r["success"] is False, (d, status, r)
+            assert name in r["message"], (name, r)
+            assert running["output_ids"] == full["output_ids"], "a refused update disturbed a request"
+            assert running["meta_info"]["output_token_logprobs"] == full["meta_info"]["output_token_logprobs"]
+            info = s.get("/model_info")[1]
+            assert info["model_path"] == EARLY and info["weight_version"] == "default"
+        for body in ("{}", '{"model_path": 5}', '{"model_path": ""}', "x"):
+            assert s.post(UPDATE, body)[0] == 400
+        assert signature(s) == before
+
+
+def test_bad_folders_are_refused_at_start():
+    with tempfile.TemporaryDirectory() as root:
+        for d, name in variants(root):
+            if name == "rope_theta":
+                continue
+            s = Server(d, wait=False)
+            code = s.proc.wait(60 if SLOW else 10)
+            assert code not in (0, None) and code > 0, (d, code)
+            assert name in s.text(), (name, s.text())
+
+
+def test_same_path_is_read_again():
+    """C11: files replaced on disk matter at the next update only; nothing is mapped."""
+    with tempfile.TemporaryDirectory() as root:
+        d = os.path.join(root, "m")
+        shutil.copytree(EARLY, d)
+        with Server(d) as s:
+            before = signature(s)
+            maps = open(f"/proc/{s.proc.pid}/maps").read()
+            assert "safetensors" not in maps
+            shutil.copy(os.path.join(FINAL, "model-00001-of-00001.safetensors"), d)
+            assert signature(s) == before
+            assert s.post(UPDATE, {"model_path": d})[0] == 200
+            after = signature(s)
+        with Server(FINAL) as fresh:
+            assert after == signature(fresh)
+
+
+def test_update_under_load():
+    """Running requests drain under their weights, later ones see the new; the prefix cache never mixes (C09)."""
+    p = [(i * 11) % 2000 for i in range(512)]
+    with Server(FINAL) as fresh:
+        want = fresh.generate(p, 16, ignore_eos=True)
+    with Server(EARLY) as s:
+        old = s.generate(p, 16, ignore_eos=True)
+        long = s.generate([5, 6, 7], 1500, ignore_eos=True)
+        got = [None] * 16
+        def ask(i):
+            got[i] = s.generate([5, 6, 7], 1500, ignore_eos=True)
+        ts = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
+        for t in ts:
+            t.start()
+        time.sleep(0.2)
+        status, r = s.post(UPDATE, {"model_path": FINAL, "flush_cache": True, "weight_version": "2"})
+        assert status == 200, r
+        for t in ts:
+            t.join()
+        for g in got:
+            assert g["output_ids"] == long["output_ids"] and g["meta_info"]["weight_version"] == "default"
+        for flush in (True, False):
+            new = s.generate(p, 16, ignore_eos=True)
+            assert new["meta_info"]["cached_tokens"] == 0
+            assert new["output_ids"] == want["output_ids"]
+            assert new["meta_info"]["output_token_logprobs"] == want["meta_info"]["output_token_logprobs"]
+            assert s.post(UPDATE, {"model_path": EARLY, "flush_cache": False})[0] == 200
+            back = s.generate(p, 16, ignore_eos=True)
+            assert back["meta_info"]["cached_tokens"] == 0 and back["output_ids"] == old["output_ids"]
+            assert s.post(UPDATE, {"model_path": FINAL, "flush_cache": flush})[0] == 200
+
+
+def test_abort_all_updates_at_once():
+    with Server(EARLY, "--max-running-requests", "4") as s:
+        got = []
+        ts = [threading.Thread(target=lambda: got.append(s.generate([5], 3900, ignore_eos=True))) for _ in range(8)]
+        for t in ts:
+            t.start()
+        time.sleep(0.3)
+        status, r = s.post(UPDATE, {"model_path": FINAL, "abort_all_requests": True})
+        assert status == 200 and (SLOW or r["drain_s"] < 1), r
+        for t in ts:
+            t.join()
+        assert len(got) == 8 and all(g["meta_info"]["finish_reason"]["type"] == "abort" for g in got)
+        s.idle()

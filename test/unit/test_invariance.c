@@ -1,0 +1,174 @@
+/*
+ * Bits do not depend on the batch: two layers of Qwen3-30B-A3B's shape with random weights, contexts
+ * past three KV chunks.  The same sequence runs whole, cut into pieces of 7 and 64 tokens, and beside
+ * others; every sampled id and scored logprob must be equal bit for bit on each instruction set.
+ * Last, the attention is made to depend on how the prompt is cut (model_break_invariance), and the same comparison
+ * must then fail: otherwise it would prove nothing.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "model/model.h"
+#include "random_model.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
+#define LEN   800 /* tokens of the sequence: past three chunks of 256 */
+#define PAGES 64  /* of a sequence */
+
+struct rig {
+    struct config c;
+    struct store *store;
+    struct pool *pool;
+};
+
+static int setup(void **state)
+{
+    struct rig *g = mem_alloc(sizeof *g);
+    struct err e = {0};
+    if (random_model(&g->c, &g->store, 2, SANITIZED ? 8 : 128, 2048, &e) != OK) fail_msg("%s", e.msg);
+    g->pool = pool_new(2);
+    *state = g;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct rig *g = *state;
+    pool_free(g->pool);
+    store_free(g->store);
+    mem_free(g);
+    return 0;
+}
+
+/* What one run of the sequence gives: a score for every 16th token, and a sampled token at the end. */
+#define SCORES (LEN / 16)
+struct result {
+    float score[SCORES], logprob;
+    int32_t id;
+    int n_steps;
+};
+
+static int32_t token_at(int seq, int pos)
+{
+    return (int32_t)(mix((uint64_t)seq * 1000003 + (uint64_t)pos) % 2048);
+}
+
+/* Run sequence 0 in pieces of `piece` tokens, each step also holding the next tokens of `others` more
+ * sequences, which come first in the batch. */
+static void run(struct model *m, int piece, int others, int other_piece, struct result *res)
+{
+    static int32_t ids[4096], pos[4096], seq[4096], tables[8][PAGES];
+    static struct sample_output out[SCORES + 1];
+    static struct sample_input in[SCORES + 1];
+    static struct step_row rows[SCORES + 1];
+    struct sample_params sp = {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 42};
+    struct step_seq seqs[8];
+    for (int s = 0; s <= others; s++) {
+        for (int i = 0; i < PAGES; i++) {
+            tables[s][i] = s * PAGES + (s % 2 ? PAGES - 1 - i : i);
+            model_kv_clear(m, tables[s][i]);
+        }
+        seqs[s] = (struct step_seq){tables[s], PAGES};
+    }
+    int done = 0, other_done = 0;
+    for (res->n_steps = 0; done < LEN; res->n_steps++) {
+        int n = 0, n_rows = 0;
+        for (int s = 1; s <= others; s++)
+            for (int i = 0; i < other_piece && other_done + i < PAGES * KV_PAGE; i++, n++)
+                ids[n] = token_at(s, other_done + i), pos[n] = other_done + i, seq[n] = s;
+        other_done += other_piece;
+        int here = LEN - done < piece ? LEN - done : piece;
+        for (int i = 0; i < here; i++, n++) {
+            int p = done + i;
+            ids[n] = token_at(0, p), pos[n] = p, seq[n] = 0;
+            if (p % 16 != 15) continue;
+            in[n_rows] = (struct sample_input){.target = p == LEN - 1 ? -1 : token_at(0, p + 1),
+                                               .params = &sp, .position = LEN};
+            rows[n_rows] = (struct step_row){n, &in[n_rows], &out[n_rows]};
+            n_rows++;
+        }
+        struct step st = {n, ids, pos, seq, others + 1, seqs, n_rows, rows};
+        model_submit(m, &st);
+        model_collect(m, &st);
+        for (int i = 0; i < n_rows; i++) {
+            assert_true(out[i].finite);
+            int p = pos[rows[i].token];
+            res->score[p / 16] = out[i].logprob;
+            if (p == LEN - 1) res->id = out[i].id, res->logprob = out[i].logprob;
+        }
+        done += here;
+    }
+}
+
+static bool same(const struct result *a, const struct result *b)
+{
+    return a->id == b->id && memcmp(&a->logprob, &b->logprob, 4) == 0 &&
+           memcmp(a->score, b->score, sizeof a->score) == 0;
+}
+
+static void bits_do_not_depend_on_the_batch(void **state)
+{
+    struct rig *g = *state;
+    struct err e = {0};
+    static const char *const isas[] = {"avx512", "avx2", "portable"};
+    struct result first = {0}, r;
+    bool have = false;
+    for (int i = 0; i < 3; i++) {
+        struct model *m;
+        if (model_new(&m, &g->c, g->store, g->pool, 8 * PAGES, 2048, isas[i], &e) != OK) {
+            printf("skip %s: %s\n", isas[i], e.msg);
+            continue;
+        }
+        run(m, LEN, 0, 0, &r);
+        assert_int_equal(r.n_steps, 1);
+        if (!have) first = r, have = true;
+        assert_true(same(&first, &r));
+        /* The portable path is slow: one more cut is enough to tie it to the others. */
+        run(m, 64, i == 2 ? 0 : 7, 33, &r);
+        assert_int_equal(r.n_steps, 13);
+        assert_true(same(&first, &r));
+        if (i != 2 && !SANITIZED) {
+            run(m, 7, 3, 5, &r);
+            assert_int_equal(r.n_steps, 115);
+            assert_true(same(&first, &r));
+        }
+        model_free(m);
+    }
+    assert_true(have);
+}
+
+static void a_batch_dependent_split_is_noticed(void **state)
+{
+    struct rig *g = *state;
+    struct err e = {0};
+    struct model *m;
+    struct result whole, cut;
+    assert_int_equal(model_new(&m, &g->c, g->store, g->pool, PAGES, 2048, NULL, &e), OK);
+    model_break_invariance(m);
+    run(m, LEN, 0, 0, &whole);
+    run(m, 64, 0, 0, &cut);
+    assert_false(same(&whole, &cut));
+    model_free(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bits_do_not_depend_on_the_batch),
+        cmocka_unit_test(a_batch_dependent_split_is_noticed),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

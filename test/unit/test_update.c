@@ -1,0 +1,226 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "backend/layout.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "model/config.h"
+#include "model/model.h"
+#include "weight/cast.h"
+#include "weight/checkpoint.h"
+#include "weight/update.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define FINAL "../shared/models/tiny-moe/final"
+#define EARLY "../shared/models/tiny-moe/early"
+
+static const struct slot_spec specs[] = {
+    {"emb", 3, 4, 2, STORE_PLAIN},
+    {"emb", 3, 4, 2, STORE_PANEL}, /* tied */
+    {"norm", 1, 4, 1, STORE_PLAIN},
+};
+
+/* A folder with one file: emb [3,4] and norm [4] of one dtype, every value 1. */
+static void make_dir(char *dir, const char *dtype, size_t elem, const void *one, const char *extra)
+{
+    char path[256], h[512];
+    size_t e = 12 * elem, z = 16 * elem;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/m.safetensors", dir);
+    snprintf(h, sizeof h,
+             "{\"emb\":{\"dtype\":\"%s\",\"shape\":[3,4],\"data_offsets\":[0,%zu]},"
+             "\"%s\":{\"dtype\":\"%s\",\"shape\":[4],\"data_offsets\":[%zu,%zu]}}",
+             dtype, e, extra, dtype, e, z);
+    uint64_t n = strlen(h);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    fwrite(&n, 8, 1, f);
+    fwrite(h, n, 1, f);
+    for (int i = 0; i < 16; i++) fwrite(one, elem, 1, f);
+    fclose(f);
+}
+
+static void drop_dir(const char *dir)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/m.safetensors", dir);
+    unlink(path);
+    rmdir(dir);
+}
+
+static err_t load(struct store *s, const char *dir, int threads, struct err *e)
+{
+    struct update *u = NULL;
+    struct update_progress p = {0};
+    err_t rc = update_begin(&u, s, e);
+    if (rc != OK) return rc;
+    rc = update_stage_dir(u, dir, threads, &p, e);
+    if (rc == OK) assert_true(p.bytes_done == p.bytes_total);
+    if (rc == OK) rc = update_prepare(u, e);
+    if (rc == OK) update_commit(u);
+    update_free(u);
+    return rc;
+}
+
+static void casts(void **state)
+{
+    (void)state;
+    assert_int_equal(cast_f32_bits(0x3f808000), 0x3f80); /* tie to even */
+    assert_int_equal(cast_f32_bits(0x3f818000), 0x3f82);
+    assert_int_equal(cast_f32_bits(0x7f7fffff), 0x7f80);
+    assert_int_equal(cast_f32_bits(0x7f800001), 0x7fc0);
+    for (uint32_t h = 0; h < 65536; h++) {
+        _Float16 f;
+        uint16_t b = (uint16_t)h;
+        uint32_t u;
+        memcpy(&f, &b, 2);
+        float x = (float)f;
+        memcpy(&u, &x, 4);
+        if (x == x) assert_int_equal(cast_f16_bits(b), cast_f32_bits(u));
+    }
+}
+
+static void layout_round_trip(void **state)
+{
+    (void)state;
+    for (size_t rows = 1; rows < 40; rows += 3)
+        for (size_t cols = 1; cols < 9; cols++) {
+            size_t n;
+            assert_true(layout_panel_len(&n, rows, cols));
+            uint16_t *p = mem_alloc(n * 2), *a = mem_alloc(rows * cols * 2);
+            uint16_t *b = mem_alloc(rows * cols * 2);
+            memset(p, 0xff, n * 2);
+            for (size_t i = 0; i < rows * cols; i++) a[i] = (uint16_t)(i + 1);
+            size_t cut = rows / 2, zeros = 0;
+            layout_to_panel(p, a, rows, cols, 0, cut);
+            layout_to_panel(p, a + cut * cols, rows, cols, cut, rows - cut);
+            for (size_t i = 0; i < n; i++) zeros += p[i] == 0;
+            assert_int_equal(zeros, n - rows * cols);
+            size_t r = rows - 1, c = cols - 1;
+            assert_int_equal(p[((r / 16 * ((cols + 1) / 2) + c / 2) * 16 + r % 16) * 2 + c % 2],
+                             rows * cols);
+            layout_from_panel(b, p, rows, cols, 0, cut);
+            layout_from_panel(b + cut * cols, p, rows, cols, cut, rows - cut);
+            assert_memory_equal(a, b, rows * cols * 2);
+            mem_free(p);
+            mem_free(a);
+            mem_free(b);
+        }
+}
+
+static void all_or_nothing(void **state)
+{
+    (void)state;
+    struct store *s;
+    struct update *u = NULL, *v = NULL;
+    struct err e = {0};
+    uint16_t data[12];
+    for (int i = 0; i < 12; i++) data[i] = (uint16_t)(0x3f80 + i);
+    assert_int_equal(store_new(&s, specs, 3, &e), OK);
+    assert_int_equal(update_begin(&u, s, &e), OK);
+    assert_int_equal(update_begin(&v, s, &e), ERR_STATE);
+    assert_int_equal(update_stage(u, "emb", data, 3, 4, &e), OK);
+    assert_int_equal(update_stage(u, "emb", data, 3, 4, &e), ERR_INPUT);
+    assert_int_equal(update_stage(u, "norm", data, 1, 3, &e), ERR_INPUT);
+    assert_int_equal(update_stage(u, "x", data, 1, 4, &e), ERR_INPUT);
+    assert_int_equal(update_prepare(u, &e), ERR_INPUT);
+    assert_string_equal(e.msg, "missing tensors: norm");
+    assert_int_equal(update_stage(u, "norm", data, 1, 4, &e), OK);
+    assert_int_equal(update_prepare(u, &e), OK);
+    update_commit(u);
+    update_free(u);
+    assert_int_equal(store_epoch(s), 1);
+    assert_memory_equal(store_ptr(s, 0), data, 24);
+    assert_int_equal(((const uint16_t *)store_ptr(s, 1))[32 + 3], data[7]); /* (1, 3) */
+    uint64_t h = store_hash(s);
+    data[5] = 0x7fc0;
+    assert_int_equal(update_begin(&u, s, &e), OK);
+    assert_int_equal(update_stage(u, "emb", data, 3, 4, &e), OK);
+    assert_int_equal(update_stage(u, "norm", data, 1, 4, &e), OK);
+    assert_int_equal(update_prepare(u, &e), ERR_INPUT);
+    assert_non_null(strstr(e.msg, "emb: element 5"));
+    update_free(u);
+    assert_true(store_hash(s) == h && store_epoch(s) == 1);
+    store_free(s);
+}
+
+static void converts_and_survives_faults(void **state)
+{
+    (void)state;
+    struct store *s;
+    struct err e = {0};
+    const uint16_t f16 = 0x3c00, bf16 = 0x3f80;
+    const float f32 = 1;
+    char a[] = "/tmp/moult-u-XXXXXX", b[] = "/tmp/moult-u-XXXXXX", c[] = "/tmp/moult-u-XXXXXX";
+    char d[] = "/tmp/moult-u-XXXXXX";
+    make_dir(a, "BF16", 2, &bf16, "norm");
+    make_dir(b, "F16", 2, &f16, "norm");
+    make_dir(c, "F32", 4, &f32, "norm");
+    make_dir(d, "BF16", 2, &bf16, "stranger");
+    assert_int_equal(store_new(&s, specs, 3, &e), OK);
+    assert_int_equal(load(s, a, 1, &e), OK);
+    uint64_t h = store_hash(s);
+    assert_int_equal(load(s, b, 2, &e), OK);
+    assert_true(store_hash(s) == h);
+    assert_int_equal(load(s, c, 3, &e), OK);
+    assert_true(store_hash(s) == h);
+    assert_int_equal(load(s, d, 1, &e), ERR_INPUT);
+    assert_non_null(strstr(e.msg, "stranger"));
+    for (long i = 1; i < 200; i++) {
+        mem_fault_at(i);
+        err_t rc = load(s, a, 1, &e);
+        mem_fault_at(0);
+        assert_true(store_hash(s) == h);
+        if (rc == OK) break;
+        assert_int_equal(rc, ERR_NOMEM);
+        assert_true(i < 199);
+    }
+    store_free(s);
+    drop_dir(a);
+    drop_dir(b);
+    drop_dir(c);
+    drop_dir(d);
+}
+
+static void loads_model(void **state)
+{
+    (void)state;
+    if (!file_is_dir(FINAL) || !file_is_dir(EARLY)) {
+        printf("%s is absent\n", FINAL);
+        skip();
+    }
+    struct config c;
+    struct slot_spec *sp;
+    struct store *s;
+    struct err e = {0};
+    size_t n;
+    assert_int_equal(config_load(&c, FINAL, &e), OK);
+    assert_int_equal(model_specs(&c, &sp, &n, &e), OK);
+    assert_int_equal(store_new(&s, sp, n, &e), OK);
+    mem_free(sp);
+    if (load(s, FINAL, 1, &e) != OK) fail_msg("%s", e.msg);
+    uint64_t h = store_hash(s);
+    assert_int_equal(load(s, EARLY, 2, &e), OK);
+    assert_true(store_hash(s) != h);
+    assert_int_equal(load(s, FINAL, 2, &e), OK);
+    assert_true(store_hash(s) == h);
+    assert_int_equal(store_epoch(s), 3);
+    store_free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(casts),          cmocka_unit_test(layout_round_trip),
+        cmocka_unit_test(all_or_nothing), cmocka_unit_test(converts_and_survives_faults),
+        cmocka_unit_test(loads_model),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
