@@ -6,9 +6,9 @@
 #include <stddef.h>
 #include <string.h>
 
-#define CONFIG_MAX_BYTES ((size_t)16 << 20)
-#define COUNT(a) (sizeof(a) / sizeof(a)[0])
-#define AT(c, off, type) ((type *)(void *)((char *)(c) + (off)))
+#define CONFIG_MAX_BYTES       ((size_t)16 << 20)
+#define COUNT(a)               (sizeof(a) / sizeof(a)[0])
+#define AT(c, off, type)       ((type *)(void *)((char *)(c) + (off)))
 #define AT_CONST(c, off, type) ((const type *)(const void *)((const char *)(c) + (off)))
 
 /* Integers that must be there. `forward`: a change of it changes the forward. */
@@ -18,7 +18,10 @@ static const struct int_field {
     int32_t min, max;
     bool even, forward;
 } ints[] = {
-#define I(name, field, min, max, even, fwd) {name, offsetof(struct config, field), min, max, even, fwd}
+#define I(name, field, min, max, even, fwd)                       \
+    {                                                             \
+        name, offsetof(struct config, field), min, max, even, fwd \
+    }
     I("vocab_size", vocab_size, 1, 1 << 24, false, true),
     I("hidden_size", hidden_size, 2, 1 << 16, true, true),
     I("moe_intermediate_size", moe_intermediate_size, 2, 1 << 20, true, true),
@@ -94,8 +97,8 @@ static err_t parse_identity(struct config *c, const json_t *root, struct err *e)
     const char *type = json_string_value(json_object_get(root, "model_type"));
     if (type == NULL) return err_set(e, ERR_INPUT, "model_type: must be a string");
     if (strcmp(type, "qwen3_moe") != 0)
-        return err_set(e, ERR_UNSUPPORTED, "model_type: \"%.60s\" is not implemented (qwen3_moe is)",
-                       type);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "model_type: \"%.60s\" is not implemented (qwen3_moe is)", type);
     memcpy(c->model_type, type, strlen(type) + 1);
     const json_t *list = json_object_get(root, "architectures");
     const char *arch = json_string_value(json_array_get(list, 0));
@@ -170,7 +173,8 @@ static err_t parse_dense(struct config *c, const json_t *root, struct err *e)
     if (json_object_get(root, "decoder_sparse_step"))
         rc = read_int(&step, root, "decoder_sparse_step", 1, 1 << 20, false, e);
     if (rc != OK) return rc;
-    for (int i = 0; i < c->n_layers; i++) c->dense[i] = (i + 1) % step != 0;
+    for (int i = 0; i < c->n_layers; i++)
+        c->dense[i] = (i + 1) % step != 0;
     const json_t *list = json_object_get(root, "mlp_only_layers");
     if (list && !json_is_null(list) && !json_is_array(list))
         return err_set(e, ERR_INPUT, "mlp_only_layers: must be a list");
@@ -182,7 +186,8 @@ static err_t parse_dense(struct config *c, const json_t *root, struct err *e)
                            c->n_layers - 1);
         c->dense[layer] = true;
     }
-    for (int i = 0; i < c->n_layers; i++) any = any || c->dense[i];
+    for (int i = 0; i < c->n_layers; i++)
+        any = any || c->dense[i];
     if (!any && json_object_get(root, "intermediate_size") == NULL) return OK;
     return read_int(&c->intermediate_size, root, "intermediate_size", 2, 1 << 20, true, e);
 }
@@ -227,16 +232,16 @@ static err_t parse_sizes(struct config *c, const json_t *root, struct err *e)
 {
     for (size_t i = 0; i < COUNT(ints); i++) {
         const struct int_field *f = &ints[i];
-        err_t rc =
-            read_int(AT(c, f->off, int32_t), root, f->name, f->min, f->max, f->even, e);
+        err_t rc = read_int(AT(c, f->off, int32_t), root, f->name, f->min, f->max, f->even, e);
         if (rc != OK) return rc;
     }
     if (c->n_heads % c->n_kv_heads)
-        return err_set(e, ERR_INPUT, "num_key_value_heads: %d does not divide num_attention_heads %d",
+        return err_set(e, ERR_INPUT,
+                       "num_key_value_heads: %d does not divide num_attention_heads %d",
                        c->n_kv_heads, c->n_heads);
     if (c->top_k > c->n_experts)
-        return err_set(e, ERR_INPUT, "num_experts_per_tok: %d is more than num_experts %d", c->top_k,
-                       c->n_experts);
+        return err_set(e, ERR_INPUT, "num_experts_per_tok: %d is more than num_experts %d",
+                       c->top_k, c->n_experts);
     return OK;
 }
 

@@ -12,7 +12,8 @@ static size_t mlp_slots(const struct config *c, int layer)
 static size_t layer_first(const struct config *c, int layer)
 {
     size_t at = SLOT_LAYERS;
-    for (int i = 0; i < layer; i++) at += LAYER_MLP + mlp_slots(c, i);
+    for (int i = 0; i < layer; i++)
+        at += LAYER_MLP + mlp_slots(c, i);
     return at;
 }
 
@@ -60,7 +61,7 @@ static void mat(struct slot_spec *s, int64_t rows, int64_t cols, store_layout_t 
 }
 
 /* Names are at most "model.layers.NNN.mlp.experts.NNNNNNNNNN.down_proj.weight": they fit. */
-#define NAME(s, ...) ((void)snprintf((s)->name, sizeof (s)->name, __VA_ARGS__))
+#define NAME(s, ...) ((void)snprintf((s)->name, sizeof(s)->name, __VA_ARGS__))
 
 static void attn_specs(struct slot_spec *s, const struct config *c, int layer)
 {
@@ -69,10 +70,10 @@ static void attn_specs(struct slot_spec *s, const struct config *c, int layer)
         int slot;
         const char *name;
     } names[] = {
-        {LAYER_IN_NORM, "input_layernorm"},   {LAYER_Q, "self_attn.q_proj"},
-        {LAYER_K, "self_attn.k_proj"},        {LAYER_V, "self_attn.v_proj"},
-        {LAYER_O, "self_attn.o_proj"},        {LAYER_Q_NORM, "self_attn.q_norm"},
-        {LAYER_K_NORM, "self_attn.k_norm"},   {LAYER_POST_NORM, "post_attention_layernorm"},
+        {LAYER_IN_NORM, "input_layernorm"}, {LAYER_Q, "self_attn.q_proj"},
+        {LAYER_K, "self_attn.k_proj"},      {LAYER_V, "self_attn.v_proj"},
+        {LAYER_O, "self_attn.o_proj"},      {LAYER_Q_NORM, "self_attn.q_norm"},
+        {LAYER_K_NORM, "self_attn.k_norm"}, {LAYER_POST_NORM, "post_attention_layernorm"},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         NAME(&s[names[i].slot], "model.layers.%d.%s.weight", layer, names[i].name);

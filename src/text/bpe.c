@@ -151,8 +151,9 @@ static bool encode_long(const struct bpe *b, struct ids *out, const unsigned cha
 
 bool bpe_encode(const struct bpe *b, struct ids *out, const char *piece, size_t n)
 {
+    const unsigned char *p = (const unsigned char *)piece;
+    if (n == 1) return b->byte_id[p[0]] < 0 || ids_push(out, b->byte_id[p[0]]);
     int32_t whole = vocab_find_bytes(b->vocab, piece, n);
     if (whole >= 0) return ids_push(out, whole);
-    const unsigned char *p = (const unsigned char *)piece;
     return n <= SHORT_PIECE ? encode_short(b, out, p, n) : encode_long(b, out, p, n);
 }

@@ -308,6 +308,10 @@ static void raw(struct lex *x, size_t body)
 
 static void comment(struct lex *x)
 {
+    if (x->i + 2 >= x->n) { /* jinja2 takes an opening at the very end */
+        move(x, x->n);
+        return;
+    }
     for (size_t i = x->i + 2; i < x->n; i++) {
         size_t k = tag_end(x, i, "#}", true);
         if (!k) continue;

@@ -136,7 +136,7 @@ static struct jv split(struct jctx *c, struct jv s, struct jv sep, int64_t max)
             size_t k = i;
             while (k < s.n && !jn_space(jn_cp(s.s + k, s.n - k, &used))) k += used;
             if (max-- == 0) {
-                jv_push(c, out.l, js_strip(c, jv_str(s.s + i, s.n - i), jv_none(), 0, 1));
+                jv_push(c, out.l, jv_str(s.s + i, s.n - i)); /* trailing space stays */
                 return out;
             }
             jv_push(c, out.l, jv_str(s.s + i, k - i));

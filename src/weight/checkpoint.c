@@ -11,8 +11,8 @@
 #include <string.h>
 
 #define INDEX_NAME "model.safetensors.index.json"
-#define INDEX_MAX ((size_t)256 << 20)
-#define MAX_FILES 4096
+#define INDEX_MAX  ((size_t)256 << 20)
+#define MAX_FILES  4096
 
 /* ---- from a name to a folder ---- */
 
@@ -102,7 +102,8 @@ struct names {
 
 static void names_free(struct names *s)
 {
-    for (size_t i = 0; i < s->n; i++) mem_free(s->v[i]);
+    for (size_t i = 0; i < s->n; i++)
+        mem_free(s->v[i]);
     mem_free(s->v);
     *s = (struct names){0};
 }
@@ -114,8 +115,7 @@ static int by_string(const void *a, const void *b)
 
 static err_t names_add(struct names *s, const char *name, struct err *e)
 {
-    if (s->n == MAX_FILES)
-        return err_set(e, ERR_TOOBIG, "more than %d weight files", MAX_FILES);
+    if (s->n == MAX_FILES) return err_set(e, ERR_TOOBIG, "more than %d weight files", MAX_FILES);
     if (s->v == NULL) s->v = mem_try_array(MAX_FILES, sizeof s->v[0]);
     char *copy = s->v ? mem_dup_n(name, strlen(name)) : NULL;
     if (copy == NULL) return err_set(e, ERR_NOMEM, "no memory for file names");
@@ -143,8 +143,7 @@ static err_t index_read(json_t **root, json_t **map, const char *path, struct er
     if (rc != OK) return rc;
     *root = json_loadb(text.data, text.len, JSON_REJECT_DUPLICATES, &je);
     buf_release(&text);
-    if (*root == NULL)
-        return err_set(e, ERR_INPUT, "%s: line %d: %s", path, je.line, je.text);
+    if (*root == NULL) return err_set(e, ERR_INPUT, "%s: line %d: %s", path, je.line, je.text);
     *map = json_object_get(*root, "weight_map");
     if (json_is_object(*map) && json_object_size(*map) > 0) return OK;
     json_decref(*root);
@@ -156,11 +155,13 @@ static err_t index_files(struct names *out, json_t *map, const char *path, struc
 {
     const char *tensor;
     json_t *v;
-    json_object_foreach(map, tensor, v) {
+    json_object_foreach(map, tensor, v)
+    {
         const char *file = json_string_value(v);
         if (!plain_name(file))
-            return err_set(e, ERR_INPUT, "%s: weight_map: %.200s: \"%.200s\" is not a plain file name",
-                           path, tensor, file ? file : "");
+            return err_set(e, ERR_INPUT,
+                           "%s: weight_map: %.200s: \"%.200s\" is not a plain file name", path,
+                           tensor, file ? file : "");
         if (names_has(out, file)) continue;
         err_t rc = names_add(out, file, e);
         if (rc != OK) return rc;
@@ -233,7 +234,8 @@ static int by_entry(const void *a, const void *b)
 static err_t collect_entries(struct checkpoint *c, struct err *e)
 {
     size_t n = 0;
-    for (size_t i = 0; i < c->n_files; i++) n += c->files[i].n;
+    for (size_t i = 0; i < c->n_files; i++)
+        n += c->files[i].n;
     c->entries = mem_try_array(n, sizeof c->entries[0]);
     if (c->entries == NULL) return err_set(e, ERR_NOMEM, "no memory for %zu tensors", n);
     for (size_t i = 0; i < c->n_files; i++)
@@ -254,7 +256,8 @@ static err_t check_index(const struct checkpoint *c, json_t *map, struct err *e)
 {
     const char *name;
     json_t *v;
-    json_object_foreach(map, name, v) {
+    json_object_foreach(map, name, v)
+    {
         const struct checkpoint_entry *t = checkpoint_get(c, name);
         const char *file = json_string_value(v);
         const char *in = t ? strrchr(t->file->path, '/') : NULL;
@@ -307,7 +310,8 @@ err_t checkpoint_open(struct checkpoint *c, const char *dir, struct err *e)
 
 void checkpoint_close(struct checkpoint *c)
 {
-    for (size_t i = 0; i < c->n_files; i++) st_close(&c->files[i]);
+    for (size_t i = 0; i < c->n_files; i++)
+        st_close(&c->files[i]);
     mem_free(c->files);
     mem_free(c->entries);
     mem_free(c->dir);

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define HEADER_MAX 100000000u
+#define HEADER_MAX     100000000u
 #define NAME_MAX_BYTES 512
 
 static const struct {
@@ -74,7 +74,8 @@ static err_t shape_bytes(uint64_t *out, const struct st_tensor *t, struct err *e
 {
     uint64_t n = 1, bits;
     bool ok = true;
-    for (int i = 0; i < t->n_dims; i++) ok = ok && !__builtin_mul_overflow(n, t->shape[i], &n);
+    for (int i = 0; i < t->n_dims; i++)
+        ok = ok && !__builtin_mul_overflow(n, t->shape[i], &n);
     if (!ok || __builtin_mul_overflow(n, (uint64_t)dtypes[t->dtype].bits, &bits))
         return err_set(e, ERR_INPUT, "tensor %s: shape: the number of bits exceeds 64 bits",
                        t->name);
@@ -112,7 +113,8 @@ static err_t parse_tensor(struct st_tensor *t, const json_t *v, uint64_t data_by
     if (!json_is_object(v)) return err_set(e, ERR_INPUT, "tensor %s: must be an object", t->name);
     const char *key;
     json_t *field;
-    json_object_foreach((json_t *)v, key, field) {
+    json_object_foreach((json_t *)v, key, field)
+    {
         if (strcmp(key, "dtype") && strcmp(key, "shape") && strcmp(key, "data_offsets"))
             return err_set(e, ERR_INPUT, "tensor %s: unknown field \"%.40s\"", t->name, key);
     }
@@ -157,7 +159,8 @@ static err_t check_metadata(const json_t *v, struct err *e)
     const char *key;
     json_t *s;
     if (!json_is_object(v)) return err_set(e, ERR_INPUT, "__metadata__: must be an object");
-    json_object_foreach((json_t *)v, key, s) {
+    json_object_foreach((json_t *)v, key, s)
+    {
         if (!json_is_string(s))
             return err_set(e, ERR_INPUT, "__metadata__: \"%.60s\": must be a string", key);
     }
@@ -170,7 +173,8 @@ static err_t block_new(struct st_tensor **out, json_t *root, size_t *n_out, stru
     size_t n = 0, chars = 0, bytes;
     const char *key;
     json_t *v;
-    json_object_foreach(root, key, v) {
+    json_object_foreach(root, key, v)
+    {
         if (is_metadata(key)) continue;
         size_t len = strlen(key);
         if (len == 0 || len > NAME_MAX_BYTES)
@@ -196,7 +200,8 @@ static err_t parse_root(struct st_file *f, json_t *root, uint64_t data_start, ui
     char *names = (char *)(tensors + n);
     const char *key;
     json_t *v;
-    json_object_foreach(root, key, v) {
+    json_object_foreach(root, key, v)
+    {
         if (is_metadata(key)) {
             rc = check_metadata(v, e);
         } else {
@@ -216,7 +221,8 @@ static err_t parse_root(struct st_file *f, json_t *root, uint64_t data_start, ui
         mem_free(tensors);
         return rc;
     }
-    for (i = 0; i < n; i++) tensors[i].offset += data_start;
+    for (i = 0; i < n; i++)
+        tensors[i].offset += data_start;
     f->tensors = tensors;
     f->n = n;
     return OK;
@@ -247,7 +253,8 @@ static err_t read_header(struct st_file *f, struct err *e)
     err_t rc = file_pread(f->fd, raw, sizeof raw, 0, f->path, e);
     if (rc != OK) return rc;
     uint64_t n = 0, rest = f->file_bytes - sizeof raw;
-    for (int i = 7; i >= 0; i--) n = n << 8 | raw[i];
+    for (int i = 7; i >= 0; i--)
+        n = n << 8 | raw[i];
     if (n > HEADER_MAX || n > rest)
         return err_set(e, ERR_INPUT,
                        "%s: header length %llu, at most %u and the %llu bytes that follow are "

@@ -61,9 +61,11 @@ static int by_name(const void *a, const void *b, void *arg)
 
 static void sort_slots(struct store *s)
 {
-    for (size_t i = 0; i < s->n; i++) s->order[i] = i;
+    for (size_t i = 0; i < s->n; i++)
+        s->order[i] = i;
     if (s->n) qsort_r(s->order, s->n, sizeof s->order[0], by_name, s->specs);
-    for (size_t i = 0; i < s->n; i++) s->rank[s->order[i]] = i;
+    for (size_t i = 0; i < s->n; i++)
+        s->rank[s->order[i]] = i;
 }
 
 err_t store_new(struct store **out, const struct slot_spec *specs, size_t n, struct err *e)
@@ -187,7 +189,8 @@ struct arena *store_swap(struct store *s, struct arena *a)
 {
     struct arena *former = s->arena;
     s->arena = a;
-    for (size_t i = 0; i < s->n; i++) s->ptrs[i] = a->base + s->offsets[i];
+    for (size_t i = 0; i < s->n; i++)
+        s->ptrs[i] = a->base + s->offsets[i];
     s->epoch++;
     return former;
 }

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define CHUNK_BYTES ((size_t)4 << 20)
-#define MAX_NAMED 8
+#define MAX_NAMED   8
 #define MAX_THREADS 64
 
 struct update {
@@ -20,7 +20,7 @@ struct update {
     struct arena *next, *former;
     bool *staged; /* per slot */
     enum { OPEN, PREPARED, COMMITTED } state;
-    bool broken; /* a stage failed half-way: its slots hold anything */
+    bool broken;          /* a stage failed half-way: its slots hold anything */
     pthread_mutex_t lock; /* of bad_* */
     size_t bad_slot;      /* lowest slot with a value that is not finite; SIZE_MAX: none */
     uint64_t bad_at;      /* its first such element */
@@ -63,7 +63,8 @@ static void put_rows(struct update *u, size_t slot, const uint16_t *rows, size_t
 {
     size_t cols = (size_t)store_spec(u->store, slot)->cols, len = n * cols;
     unsigned bad = 0;
-    for (size_t i = 0; i < len; i++) bad |= !cast_bf16_finite(rows[i]);
+    for (size_t i = 0; i < len; i++)
+        bad |= !cast_bf16_finite(rows[i]);
     for (size_t i = 0; bad && i < len; i++) {
         if (cast_bf16_finite(rows[i])) continue;
         note_not_finite(u, slot, row0 * cols + i);
@@ -81,14 +82,16 @@ static void put_rows(struct update *u, size_t slot, const uint16_t *rows, size_t
 
 static void mark_staged(struct update *u, size_t slot)
 {
-    for (; slot != SIZE_MAX; slot = store_find_next(u->store, slot)) u->staged[slot] = true;
+    for (; slot != SIZE_MAX; slot = store_find_next(u->store, slot))
+        u->staged[slot] = true;
 }
 
 static err_t check_open(const struct update *u, struct err *e)
 {
     if (u->state == OPEN && !u->broken) return OK;
-    return err_set(e, ERR_STATE, u->broken ? "this weight update has failed"
-                                           : "this weight update takes no more tensors");
+    return err_set(e, ERR_STATE,
+                   u->broken ? "this weight update has failed"
+                             : "this weight update takes no more tensors");
 }
 
 static err_t check_shape(const struct slot_spec *p, int n_dims, uint64_t rows, uint64_t cols,
@@ -117,13 +120,11 @@ err_t update_stage(struct update *u, const char *name, const uint16_t *bf16, uin
     err_t rc = check_open(u, e);
     if (rc != OK) return rc;
     size_t slot = store_find(u->store, name);
-    if (slot == SIZE_MAX)
-        return err_set(e, ERR_INPUT, "tensor %.200s: unknown to the model", name);
+    if (slot == SIZE_MAX) return err_set(e, ERR_INPUT, "tensor %.200s: unknown to the model", name);
     const struct slot_spec *p = store_spec(u->store, slot);
     rc = check_shape(p, p->n_dims == 1 && rows == 1 ? 1 : 2, rows, cols, e);
     if (rc != OK) return rc;
-    if (u->staged[slot])
-        return err_set(e, ERR_INPUT, "tensor %s: given twice in one update", name);
+    if (u->staged[slot]) return err_set(e, ERR_INPUT, "tensor %s: given twice in one update", name);
     put_rows(u, slot, bf16, 0, (size_t)rows);
     mark_staged(u, slot);
     return OK;
@@ -203,7 +204,8 @@ static err_t load_plan(struct load *l, const struct checkpoint *c, struct err *e
         err_t rc = job_check(l, &c->entries[i], e);
         if (rc != OK) return rc;
     }
-    for (size_t i = 0; i < l->n; i++) total += l->jobs[i].tensor->bytes;
+    for (size_t i = 0; i < l->n; i++)
+        total += l->jobs[i].tensor->bytes;
     if (l->n) qsort(l->jobs, l->n, sizeof l->jobs[0], by_place);
     if (l->progress) {
         atomic_store(&l->progress->bytes_done, 0);
@@ -218,7 +220,8 @@ static void to_bf16(void *data, st_dtype_t dtype, size_t n)
     uint16_t *to = data;
     const char *from = data;
     if (dtype == ST_F16)
-        for (size_t i = 0; i < n; i++) to[i] = cast_f16_bits(to[i]);
+        for (size_t i = 0; i < n; i++)
+            to[i] = cast_f16_bits(to[i]);
     if (dtype == ST_F32)
         for (size_t i = 0; i < n; i++) {
             uint32_t u;
@@ -283,9 +286,11 @@ static err_t load_run(struct load *l, int n_threads, struct err *e)
     pthread_t threads[MAX_THREADS];
     int n = 0, want = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
     pthread_mutex_init(&l->lock, NULL);
-    while (n < want - 1 && pthread_create(&threads[n], NULL, load_thread, l) == 0) n++;
+    while (n < want - 1 && pthread_create(&threads[n], NULL, load_thread, l) == 0)
+        n++;
     load_thread(l);
-    for (int i = 0; i < n; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < n; i++)
+        pthread_join(threads[i], NULL);
     pthread_mutex_destroy(&l->lock);
     if (l->rc == OK) return OK;
     l->u->broken = true;

@@ -25,11 +25,10 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     (void)state;
-    static const char *const files[] = {"a.safetensors", "b.safetensors",
-                                        "model.safetensors.index.json",
-                                        "models--o--m/refs/main", "models--o--m/refs",
-                                        "models--o--m/snapshots/abc", "models--o--m/snapshots",
-                                        "models--o--m"};
+    static const char *const files[] = {
+        "a.safetensors",          "b.safetensors",     "model.safetensors.index.json",
+        "models--o--m/refs/main", "models--o--m/refs", "models--o--m/snapshots/abc",
+        "models--o--m/snapshots", "models--o--m"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         char path[256];
         snprintf(path, sizeof path, "%s/%s", dir, files[i]);
@@ -52,8 +51,8 @@ static void put(const char *name, const char *text, size_t n)
 static void put_tensor(const char *file, const char *tensor)
 {
     char d[256];
-    snprintf(d + 8, sizeof d - 8, "{\"%s\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}x",
-             tensor);
+    snprintf(d + 8, sizeof d - 8,
+             "{\"%s\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}x", tensor);
     uint64_t n = strlen(d + 8) - 1;
     memcpy(d, &n, 8);
     put(file, d, n + 9);

@@ -6,8 +6,8 @@
 #include <cmocka.h>
 
 #include "base/buf.h"
-#include "base/mem.h"
 #include "base/file.h"
+#include "base/mem.h"
 #include "model/config.h"
 #include "model/model.h"
 #include "model/tensors.h"
@@ -18,7 +18,8 @@
 #define FINAL "../shared/models/tiny-moe/final"
 
 static const char good[] =
-    "{\"model_type\":\"qwen3_moe\",\"vocab_size\":64,\"hidden_size\":32,\"moe_intermediate_size\":16,"
+    "{\"model_type\":\"qwen3_moe\",\"vocab_size\":64,\"hidden_size\":32,\"moe_intermediate_size\":"
+    "16,"
     "\"num_hidden_layers\":3,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":8,"
     "\"num_experts\":4,\"num_experts_per_tok\":2,\"max_position_embeddings\":128,"
     "\"rms_norm_eps\":1e-6,\"rope_theta\":10000,\"norm_topk_prob\":true,\"eos_token_id\":[1,2,1]";
@@ -52,10 +53,14 @@ static void accepts(void **state)
     assert_int_equal(c.n_eos, 2);
     assert_true(isnan(c.gen_temperature) && c.gen_do_sample && c.gen_top_k == -1);
     assert_int_equal(parse(&c, NULL, NULL, ",\"rope_scaling\":{\"type\":\"default\"}", &e), OK);
-    assert_int_equal(parse(&c, "\"rope_theta\":10000", "\"rope_parameters\":{\"rope_type\":"
-                           "\"default\",\"rope_theta\":5e5}", "", &e), OK);
+    assert_int_equal(parse(&c, "\"rope_theta\":10000",
+                           "\"rope_parameters\":{\"rope_type\":"
+                           "\"default\",\"rope_theta\":5e5}",
+                           "", &e),
+                     OK);
     assert_true(c.rope_theta == 5e5f);
-    assert_int_equal(parse(&c, NULL, NULL, ",\"mlp_only_layers\":[1],\"intermediate_size\":64", &e), OK);
+    assert_int_equal(parse(&c, NULL, NULL, ",\"mlp_only_layers\":[1],\"intermediate_size\":64", &e),
+                     OK);
     assert_true(!c.dense[0] && c.dense[1] && !c.dense[2]);
 }
 
@@ -120,8 +125,11 @@ static void specs_match_slots(void **state)
     struct slot_spec *s;
     struct layer_slots l;
     size_t n;
-    assert_int_equal(parse(&c, NULL, NULL, ",\"mlp_only_layers\":[0],\"intermediate_size\":64,"
-                           "\"tie_word_embeddings\":true", &e), OK);
+    assert_int_equal(parse(&c, NULL, NULL,
+                           ",\"mlp_only_layers\":[0],\"intermediate_size\":64,"
+                           "\"tie_word_embeddings\":true",
+                           &e),
+                     OK);
     assert_int_equal(model_specs(&c, &s, &n, &e), OK);
     assert_int_equal(n, 3 + 3 * 8 + 3 + 2 * (1 + 12));
     assert_string_equal(s[SLOT_HEAD].name, s[SLOT_EMBED].name);
@@ -156,8 +164,8 @@ static void loads_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(accepts),           cmocka_unit_test(refuses),
-        cmocka_unit_test(same_forward),      cmocka_unit_test(specs_match_slots),
+        cmocka_unit_test(accepts),      cmocka_unit_test(refuses),
+        cmocka_unit_test(same_forward), cmocka_unit_test(specs_match_slots),
         cmocka_unit_test(loads_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

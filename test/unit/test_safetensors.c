@@ -13,7 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define T(dtype, shape, span) "{\"a\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" span "}}"
+#define T(dtype, shape, span) \
+    "{\"a\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" span "}}"
 
 static err_t parse(const char *h, size_t n, uint64_t data, struct err *e)
 {
@@ -58,11 +59,17 @@ static void headers(void **state)
         {T("\"BF16\"", "[1]", "[-2,0]"), 2, ERR_INPUT},
         {T("\"BF16\"", "[1]", "[0,2,2]"), 2, ERR_INPUT},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},"
-         "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3, ERR_INPUT},
+         "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}",
+         3, ERR_INPUT},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
-         "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2, ERR_INPUT},
-        {"{}", 0, OK}, {"{}   ", 0, OK}, {" {}", 0, ERR_INPUT}, {"[]", 0, ERR_INPUT},
-        {"{\"a\":1", 0, ERR_INPUT}, {"", 0, ERR_INPUT},
+         "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
+         2, ERR_INPUT},
+        {"{}", 0, OK},
+        {"{}   ", 0, OK},
+        {" {}", 0, ERR_INPUT},
+        {"[]", 0, ERR_INPUT},
+        {"{\"a\":1", 0, ERR_INPUT},
+        {"", 0, ERR_INPUT},
         {"{\"__metadata__\":{\"format\":\"pt\"}}", 0, OK},
         {"{\"__metadata__\":{\"format\":1}}", 0, ERR_INPUT},
     };
@@ -77,7 +84,8 @@ static void every_prefix(void **state)
 {
     (void)state;
     const char *h = T("\"BF16\"", "[2,3]", "[0,12]");
-    for (size_t n = 0; n < strlen(h); n++) assert_int_equal(parse(h, n, 12, NULL), ERR_INPUT);
+    for (size_t n = 0; n < strlen(h); n++)
+        assert_int_equal(parse(h, n, 12, NULL), ERR_INPUT);
 }
 
 static void write_file(const char *path, const void *p, size_t n)
@@ -95,15 +103,16 @@ static void lengths(void **state)
     close(mkstemp(path));
     struct st_file f;
     unsigned char d[64];
-    static const uint64_t bad[] = {0, 1, 7, 8, 57, 64, 100000001, INT64_MAX, UINT64_MAX,
-                                   0xFFFFFFFFFFFFFFFB};
+    static const uint64_t bad[] = {0,  1,         7,         8,          57,
+                                   64, 100000001, INT64_MAX, UINT64_MAX, 0xFFFFFFFFFFFFFFFB};
     memset(d, 'x', sizeof d);
     for (size_t n = 0; n < 8; n++) {
         write_file(path, d, n);
         assert_int_equal(st_open(&f, path, NULL), ERR_INPUT);
     }
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        for (int b = 0; b < 8; b++) d[b] = (unsigned char)(bad[i] >> 8 * b);
+        for (int b = 0; b < 8; b++)
+            d[b] = (unsigned char)(bad[i] >> 8 * b);
         memcpy(d + 8, "{\"a\":1", 6);
         write_file(path, d, sizeof d);
         assert_int_equal(st_open(&f, path, NULL), ERR_INPUT);

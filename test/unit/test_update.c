@@ -43,7 +43,8 @@ static void make_dir(char *dir, const char *dtype, size_t elem, const void *one,
     assert_non_null(f);
     fwrite(&n, 8, 1, f);
     fwrite(h, n, 1, f);
-    for (int i = 0; i < 16; i++) fwrite(one, elem, 1, f);
+    for (int i = 0; i < 16; i++)
+        fwrite(one, elem, 1, f);
     fclose(f);
 }
 
@@ -97,11 +98,13 @@ static void layout_round_trip(void **state)
             uint16_t *p = mem_alloc(n * 2), *a = mem_alloc(rows * cols * 2);
             uint16_t *b = mem_alloc(rows * cols * 2);
             memset(p, 0xff, n * 2);
-            for (size_t i = 0; i < rows * cols; i++) a[i] = (uint16_t)(i + 1);
+            for (size_t i = 0; i < rows * cols; i++)
+                a[i] = (uint16_t)(i + 1);
             size_t cut = rows / 2, zeros = 0;
             layout_to_panel(p, a, rows, cols, 0, cut);
             layout_to_panel(p, a + cut * cols, rows, cols, cut, rows - cut);
-            for (size_t i = 0; i < n; i++) zeros += p[i] == 0;
+            for (size_t i = 0; i < n; i++)
+                zeros += p[i] == 0;
             assert_int_equal(zeros, n - rows * cols);
             size_t r = rows - 1, c = cols - 1;
             assert_int_equal(p[((r / 16 * ((cols + 1) / 2) + c / 2) * 16 + r % 16) * 2 + c % 2],
@@ -122,7 +125,8 @@ static void all_or_nothing(void **state)
     struct update *u = NULL, *v = NULL;
     struct err e = {0};
     uint16_t data[12];
-    for (int i = 0; i < 12; i++) data[i] = (uint16_t)(0x3f80 + i);
+    for (int i = 0; i < 12; i++)
+        data[i] = (uint16_t)(0x3f80 + i);
     assert_int_equal(store_new(&s, specs, 3, &e), OK);
     assert_int_equal(update_begin(&u, s, &e), OK);
     assert_int_equal(update_begin(&v, s, &e), ERR_STATE);

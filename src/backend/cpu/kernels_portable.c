@@ -58,7 +58,11 @@ static inline V v_div(V a, V b)
 }
 static inline V v_fma(V a, V b, V c)
 {
+#ifdef MOULT_REFERENCE_F32
+    LANES(a.f[i] * b.f[i] + c.f[i]); /* bits do not matter in this build, and fmaf may be a call */
+#else
     LANES(fmaf(a.f[i], b.f[i], c.f[i]));
+#endif
 }
 static inline V v_max(V a, V b)
 {

@@ -1,0 +1,562 @@
+/*
+ * http.c - the daemon, the workers and the watch of connections.
+ *
+ * A client that sends FIN is taken to have left, on every route: its requests are aborted at once.
+ * libmicrohttpd does not look at a suspended connection, hence the watch.
+ */
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/internal.h"
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static void xchg_free(struct xchg *x)
+{
+    for (int32_t i = 0; i < x->n_slots; i++) request_unref(x->slots[i].r);
+    mem_free(x->slots);
+    mem_free(x->model);
+    buf_release(&x->body);
+    buf_release(&x->out);
+    pthread_mutex_destroy(&x->m);
+    mem_free(x);
+}
+
+void xchg_unref(struct xchg *x)
+{
+    if (atomic_fetch_sub(&x->refs, 1) == 1) xchg_free(x);
+}
+
+static void wake_locked(struct xchg *x)
+{
+    x->wake = true;
+    if (!x->suspended) return;
+    x->suspended = false;
+    MHD_resume_connection(x->c);
+}
+
+void xchg_ready(struct xchg *x)
+{
+    pthread_mutex_lock(&x->m);
+    if (!x->replied) {
+        x->replied = true;
+        if (!x->gone || x->suspended) wake_locked(x);
+    }
+    pthread_mutex_unlock(&x->m);
+}
+
+void xchg_queue(struct xchg *x)
+{
+    struct server *s = x->s;
+    atomic_fetch_add(&x->refs, 1);
+    pthread_mutex_lock(&s->m);
+    x->next_work = NULL;
+    if (s->work_tail) s->work_tail->next_work = x;
+    else s->work_head = x;
+    s->work_tail = x;
+    pthread_cond_signal(&s->cond);
+    pthread_mutex_unlock(&s->m);
+}
+
+void xchg_notify(void *ctx)
+{
+    struct slot *sl = ctx;
+    struct xchg *x = sl->x;
+    bool queue = false, drop = false;
+    pthread_mutex_lock(&sl->r->lock);
+    bool done = sl->r->done;
+    pthread_mutex_unlock(&sl->r->lock);
+    pthread_mutex_lock(&x->m);
+    if (done && !sl->counted) {
+        sl->counted = drop = true;
+        queue = ++x->n_done == x->n_slots && !x->stream && !x->replied;
+        if (queue) x->building = true;
+    }
+    if (x->stream && x->replied) wake_locked(x);
+    else x->wake = true;
+    pthread_mutex_unlock(&x->m);
+    if (queue) xchg_queue(x);
+    if (drop) xchg_unref(x);
+}
+
+/* ---- workers ---- */
+
+static void run_handler(struct xchg *x)
+{
+    struct err e = {0};
+    json_t *body = NULL;
+    x->status = 200;
+    x->type = "application/json";
+    if (x->body.len) {
+        body = json_parse_object(x->body.data, x->body.len, &e);
+        if (!body) {
+            reply_err(x, &e);
+            xchg_ready(x);
+            return;
+        }
+    }
+    x->route->handle(x, body);
+    json_decref(body);
+}
+
+static void run(struct xchg *x)
+{
+    pthread_mutex_lock(&x->m);
+    bool building = x->building;
+    pthread_mutex_unlock(&x->m);
+    if (!building) {
+        run_handler(x);
+        return;
+    }
+    if (!gen_failed(x)) x->build(x);
+    if (x->out.failed) reply_error(x, 503, "reply: out of memory");
+    xchg_ready(x);
+}
+
+static void *worker(void *arg)
+{
+    struct server *s = arg;
+    pthread_mutex_lock(&s->m);
+    for (;;) {
+        while (!s->work_head && !s->quit) pthread_cond_wait(&s->cond, &s->m);
+        struct xchg *x = s->work_head;
+        if (!x) break;
+        s->work_head = x->next_work;
+        if (!s->work_head) s->work_tail = NULL;
+        pthread_mutex_unlock(&s->m);
+        run(x);
+        xchg_unref(x);
+        pthread_mutex_lock(&s->m);
+    }
+    pthread_mutex_unlock(&s->m);
+    return NULL;
+}
+
+static void *long_runner(void *arg)
+{
+    struct xchg *x = arg;
+    struct server *s = x->s;
+    run(x);
+    xchg_unref(x);
+    pthread_mutex_lock(&s->m);
+    s->n_threads--;
+    pthread_cond_broadcast(&s->cond);
+    pthread_mutex_unlock(&s->m);
+    return NULL;
+}
+
+static void start_long(struct xchg *x)
+{
+    struct server *s = x->s;
+    pthread_t t;
+    atomic_fetch_add(&x->refs, 1);
+    pthread_mutex_lock(&s->m);
+    s->n_threads++;
+    pthread_mutex_unlock(&s->m);
+    if (pthread_create(&t, NULL, long_runner, x) == 0) {
+        pthread_detach(t);
+        return;
+    }
+    pthread_mutex_lock(&s->m);
+    s->n_threads--;
+    pthread_mutex_unlock(&s->m);
+    reply_error(x, 503, "no thread for this call");
+    xchg_ready(x);
+    xchg_unref(x);
+}
+
+/* ---- the watch ---- */
+
+static void left(struct xchg *x)
+{
+    pthread_mutex_lock(&x->m);
+    x->gone = true;
+    int32_t n = x->submitted ? x->n_slots : 0;
+    if (x->stream && x->replied) wake_locked(x);
+    pthread_mutex_unlock(&x->m);
+    for (int32_t i = 0; i < n; i++) engine_abort_request(x->s->engine, x->slots[i].r);
+}
+
+static void watch_add(struct xchg *x)
+{
+    struct server *s = x->s;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(x->c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    x->fd = info ? info->connect_fd : -1;
+    if (x->fd < 0 || x->fd >= s->n_watch) return;
+    pthread_mutex_lock(&s->m);
+    x->gen = ++s->next_gen & 0xffffffff;
+    s->watch[x->fd] = (struct watch){x, x->gen};
+    pthread_mutex_unlock(&s->m);
+    struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.u64 = x->gen << 32 | (uint32_t)x->fd};
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, x->fd, &ev);
+}
+
+static void watch_remove(struct xchg *x)
+{
+    struct server *s = x->s;
+    if (x->fd < 0 || x->fd >= s->n_watch) return;
+    pthread_mutex_lock(&s->m);
+    if (s->watch[x->fd].x == x) s->watch[x->fd].x = NULL;
+    pthread_mutex_unlock(&s->m);
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, x->fd, NULL);
+}
+
+static void *watcher(void *arg)
+{
+    struct server *s = arg;
+    struct epoll_event ev[64];
+    while (!s->stopping) {
+        int n = epoll_wait(s->epoll_fd, ev, 64, 1000);
+        for (int i = 0; i < n; i++) {
+            if (ev[i].data.u64 == UINT64_MAX) continue;
+            uint32_t fd = (uint32_t)ev[i].data.u64;
+            pthread_mutex_lock(&s->m);
+            struct xchg *x = s->watch[fd].gen == ev[i].data.u64 >> 32 ? s->watch[fd].x : NULL;
+            if (x) atomic_fetch_add(&x->refs, 1);
+            pthread_mutex_unlock(&s->m);
+            if (!x) continue;
+            left(x);
+            xchg_unref(x);
+        }
+    }
+    return NULL;
+}
+
+/* ---- libmicrohttpd's callbacks ---- */
+
+static ssize_t reader(void *cls, uint64_t pos, char *to, size_t max)
+{
+    struct xchg *x = cls;
+    (void)pos;
+    for (;;) {
+        pthread_mutex_lock(&x->m);
+        x->wake = false;
+        bool gone = x->gone;
+        pthread_mutex_unlock(&x->m);
+        if (gone || x->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (x->out_at == x->out.len) {
+            buf_clear(&x->out);
+            x->out_at = 0;
+            if (x->stream_end) return MHD_CONTENT_READER_END_OF_STREAM;
+            gen_pull(x);
+        }
+        size_t n = x->out.len - x->out_at;
+        if (n) {
+            if (n > max) n = max;
+            memcpy(to, x->out.data + x->out_at, n);
+            x->out_at += n;
+            return (ssize_t)n;
+        }
+        pthread_mutex_lock(&x->m);
+        bool sleep = !x->wake && !x->s->stopping;
+        if (sleep) {
+            x->suspended = true;
+            MHD_suspend_connection(x->c);
+        }
+        pthread_mutex_unlock(&x->m);
+        if (sleep) return 0;
+        if (x->s->stopping && !x->wake) return MHD_CONTENT_READER_END_WITH_ERROR;
+    }
+}
+
+static void reader_free(void *cls)
+{
+    xchg_unref(cls);
+}
+
+static enum MHD_Result send_reply(struct xchg *x)
+{
+    struct MHD_Response *r;
+    if (x->stream) {
+        atomic_fetch_add(&x->refs, 1);
+        r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32768, reader, x, reader_free);
+        if (!r) xchg_unref(x);
+    } else {
+        r = MHD_create_response_from_buffer(x->out.len, x->out.data ? x->out.data : (char *)(uintptr_t)"",
+                                            MHD_RESPMEM_MUST_COPY);
+    }
+    if (!r) return MHD_NO;
+    if (x->type) MHD_add_response_header(r, "Content-Type", x->stream ? "text/event-stream" : x->type);
+    MHD_add_response_header(r, "Access-Control-Allow-Origin", "*");
+    MHD_add_response_header(r, "x-request-id", x->id);
+    if (x->stream) {
+        MHD_add_response_header(r, "Cache-Control", "no-cache");
+        MHD_add_response_header(r, "X-Accel-Buffering", "no");
+    }
+    if (x->status == 503) MHD_add_response_header(r, "Retry-After", "1");
+    enum MHD_Result rc = MHD_queue_response(x->c, (unsigned)x->status, r);
+    MHD_destroy_response(r);
+    return rc;
+}
+
+static struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const char *url)
+{
+    struct xchg *x = mem_try(sizeof *x);
+    if (!x) return NULL;
+    x->s = s;
+    x->c = c;
+    x->fd = -1;
+    x->refs = 1;
+    x->body.max = s->o.max_body_bytes + 1;
+    pthread_mutex_init(&x->m, NULL);
+    snprintf(x->path, sizeof x->path, "%s", url);
+    const char *id = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "x-request-id");
+    bool plain = id && *id && strlen(id) < sizeof x->id;
+    for (const char *p = id; plain && *p; p++) plain = *p > 0x20 && *p < 0x7f;
+    if (plain) snprintf(x->id, sizeof x->id, "%s", id);
+    else put_id(x->id, sizeof x->id, "");
+    pthread_mutex_lock(&s->m);
+    x->next_live = s->live;
+    if (s->live) s->live->prev_live = x;
+    s->live = x;
+    pthread_mutex_unlock(&s->m);
+    return x;
+}
+
+static bool authorised(const struct xchg *x)
+{
+    const char *key = x->s->o.api_key;
+    if (!key || !strncmp(x->path, "/health", 7)) return true;
+    const char *h = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Authorization");
+    if (!h || strncmp(h, "Bearer ", 7) || strlen(h + 7) != strlen(key)) return false;
+    unsigned diff = 0; /* in constant time */
+    for (size_t i = 0; key[i]; i++) diff |= (unsigned)(h[7 + i] ^ key[i]);
+    return !diff;
+}
+
+static bool refuse(struct xchg *x, const char *method)
+{
+    struct server *s = x->s;
+    x->type = "application/json";
+    int m = !strcmp(method, "GET") || !strcmp(method, "HEAD") ? M_GET
+            : !strcmp(method, "POST") ? M_POST : !strcmp(method, "PUT") ? M_PUT : 0;
+    x->route = route_find(x->path);
+    if (!authorised(x)) return reply_error(x, 401, "Unauthorized"), true;
+    if (!x->route) return reply_error(x, 404, "Not Found"), true;
+    if (!(x->route->methods & m)) return reply_error(x, 405, "Method Not Allowed"), true;
+    if (x->too_big) return reply_error(x, 413, "body: too large (--max-body-bytes)"), true;
+    if (!s->ready && !x->route->while_loading) {
+        x->status = 503;
+        pthread_mutex_lock(&s->m);
+        buf_printf(&x->out, "{\"status\":\"loading\",\"progress\":%.3f,\"stage\":", (double)s->progress);
+        put_str(&x->out, s->stage, strlen(s->stage));
+        pthread_mutex_unlock(&s->m);
+        buf_putc(&x->out, '}');
+        return true;
+    }
+    if (s->stopping) return reply_error(x, 503, "server is stopping"), true;
+    const char *ct = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Content-Type");
+    if (x->route->openai && m == M_POST &&
+        (!ct || strncasecmp(ct, "application/json", 16) || (ct[16] && ct[16] != ';' && ct[16] != ' ')))
+        return reply_error(x, 400, "Content-Type must be application/json"), true;
+    return false;
+}
+
+static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char *url, const char *method,
+                                 const char *version, const char *data, size_t *n, void **state)
+{
+    struct server *s = cls;
+    struct xchg *x = *state;
+    (void)version;
+    if (!x) {
+        *state = xchg_new(s, c, url);
+        return *state ? MHD_YES : MHD_NO;
+    }
+    if (*n) {
+        if (x->body.len + *n > s->o.max_body_bytes) x->too_big = true;
+        if (x->too_big) buf_release(&x->body);
+        else if (!buf_put(&x->body, data, *n)) x->too_big = true;
+        *n = 0;
+        return MHD_YES;
+    }
+    pthread_mutex_lock(&x->m);
+    bool replied = x->replied;
+    pthread_mutex_unlock(&x->m);
+    if (replied) return send_reply(x);
+    if (x->started) return MHD_YES;
+    x->started = true;
+    if (refuse(x, method)) return send_reply(x);
+    if (x->route->where == RUN_INLINE) {
+        run_handler(x);
+        return send_reply(x);
+    }
+    watch_add(x);
+    pthread_mutex_lock(&x->m);
+    x->suspended = true;
+    MHD_suspend_connection(c);
+    pthread_mutex_unlock(&x->m);
+    if (x->route->where == RUN_THREAD) start_long(x);
+    else xchg_queue(x);
+    return MHD_YES;
+}
+
+static void on_completed(void *cls, struct MHD_Connection *c, void **state,
+                         enum MHD_RequestTerminationCode code)
+{
+    struct xchg *x = *state;
+    struct server *s = cls;
+    (void)c;
+    (void)code;
+    if (!x) return;
+    watch_remove(x);
+    pthread_mutex_lock(&s->m);
+    if (x->prev_live) x->prev_live->next_live = x->next_live;
+    else s->live = x->next_live;
+    if (x->next_live) x->next_live->prev_live = x->prev_live;
+    pthread_mutex_unlock(&s->m);
+    if (x->n_slots && x->n_done < x->n_slots) left(x);
+    *state = NULL;
+    xchg_unref(x);
+}
+
+/* ---- life ---- */
+
+static int raise_files(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r)) return 1024;
+    r.rlim_cur = r.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &r);
+    getrlimit(RLIMIT_NOFILE, &r);
+    return r.rlim_cur > 65536 ? 65536 : (int)r.rlim_cur;
+}
+
+static err_t listen_at(struct server *s, struct err *e)
+{
+    char port[16];
+    snprintf(port, sizeof port, "%d", s->o.port);
+    struct addrinfo hint = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *a = NULL;
+    const char *host = s->o.host ? s->o.host : "127.0.0.1";
+    if (getaddrinfo(host, port, &hint, &a)) return err_set(e, ERR_INPUT, "host: cannot resolve %s", host);
+    unsigned limit = s->n_watch > 256 ? (unsigned)s->n_watch - 128 : 64;
+    s->daemon = MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME |
+            (a->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0),
+        (uint16_t)s->o.port, NULL, NULL, on_access, s, MHD_OPTION_SOCK_ADDR, a->ai_addr,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT, limit,
+        MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536,
+        MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_END);
+    freeaddrinfo(a);
+    if (!s->daemon) return err_set(e, ERR_IO, "cannot listen on %s port %d", host, s->o.port);
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
+    s->port = info && info->port ? info->port : s->o.port;
+    return OK;
+}
+
+err_t server_start(struct server **out, const struct server_options *o, struct err *e)
+{
+    struct server *s = mem_alloc(sizeof *s);
+    s->o = *o;
+    if (!s->o.max_body_bytes) s->o.max_body_bytes = (size_t)64 << 20;
+    signal(SIGPIPE, SIG_IGN);
+    pthread_mutex_init(&s->m, NULL);
+    pthread_cond_init(&s->cond, NULL);
+    s->n_watch = raise_files();
+    s->watch = mem_alloc((size_t)s->n_watch * sizeof *s->watch);
+    s->started = time(NULL);
+    s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    s->stop_fd = eventfd(0, EFD_CLOEXEC);
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = UINT64_MAX};
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->stop_fd, &ev);
+    for (int i = 0; i < 2; i++) CHECK(pthread_create(&s->workers[i], NULL, worker, s) == 0);
+    CHECK(pthread_create(&s->watcher, NULL, watcher, s) == 0);
+    if (listen_at(s, e)) {
+        err_t rc = e ? e->code : ERR_IO;
+        server_stop(s);
+        return rc;
+    }
+    *out = s;
+    return OK;
+}
+
+int server_port(const struct server *s)
+{
+    return s->port;
+}
+
+void server_progress(struct server *s, float progress, const char *stage)
+{
+    pthread_mutex_lock(&s->m);
+    s->progress = progress;
+    snprintf(s->stage, sizeof s->stage, "%s", stage ? stage : "");
+    pthread_mutex_unlock(&s->m);
+}
+
+void server_set_model(struct server *s, const struct server_options *o)
+{
+    s->o.tokenizer = o->tokenizer;
+    s->o.chat_template = o->chat_template;
+    s->o.config = o->config;
+    s->o.bos_token = o->bos_token;
+    s->o.eos_token = o->eos_token;
+    s->o.bos_id = o->bos_id;
+    s->o.add_bos = o->add_bos;
+    s->o.context_len = o->context_len;
+}
+
+void server_ready(struct server *s, struct engine *engine)
+{
+    s->engine = engine;
+    s->ready = true;
+}
+
+/* No connection may be suspended when the daemon stops. */
+static void resume_all(struct server *s)
+{
+    for (int tries = 0; tries < 500; tries++) {
+        pthread_mutex_lock(&s->m);
+        bool busy = s->n_threads > 0;
+        for (struct xchg *x = s->live; x; x = x->next_live) {
+            pthread_mutex_lock(&x->m);
+            if (x->suspended && x->stream && x->replied) wake_locked(x);
+            else if (x->suspended) busy = true;
+            pthread_mutex_unlock(&x->m);
+        }
+        pthread_mutex_unlock(&s->m);
+        if (!busy) return;
+        usleep(10000);
+    }
+}
+
+void server_stop(struct server *s)
+{
+    int listener = s->daemon ? MHD_quiesce_daemon(s->daemon) : -1;
+    if (s->ready) engine_abort(s->engine, "", true);
+    pthread_mutex_lock(&s->m);
+    s->stopping = true;
+    pthread_mutex_unlock(&s->m);
+    if (s->daemon) resume_all(s); /* the workers live on meanwhile: they build the replies */
+    pthread_mutex_lock(&s->m);
+    s->quit = true;
+    pthread_cond_broadcast(&s->cond);
+    pthread_mutex_unlock(&s->m);
+    eventfd_write(s->stop_fd, 1);
+    for (int i = 0; i < 2; i++) pthread_join(s->workers[i], NULL);
+    pthread_join(s->watcher, NULL);
+    pthread_mutex_lock(&s->m);
+    for (struct xchg *x = s->live; x; x = x->next_live) {
+        pthread_mutex_lock(&x->m);
+        if (x->suspended) {
+            reply_error(x, 503, "server is stopping");
+            x->replied = true;
+            wake_locked(x);
+        }
+        pthread_mutex_unlock(&x->m);
+    }
+    pthread_mutex_unlock(&s->m);
+    if (s->daemon) MHD_stop_daemon(s->daemon);
+    if (listener >= 0) close(listener);
+    close(s->epoll_fd);
+    close(s->stop_fd);
+    mem_free(s->watch);
+    pthread_cond_destroy(&s->cond);
+    pthread_mutex_destroy(&s->m);
+    mem_free(s);
+}

@@ -1,0 +1,130 @@
+/*
+ * internal.h - what the files of the server share.
+ *
+ * An exchange (struct xchg) is one HTTP request.  The I/O thread collects its body, suspends the
+ * connection and gives it to a worker; the worker's handler either fills the reply at once or starts a
+ * generation.  Notifies of the engine then make a worker build the reply (not streamed), or wake the content
+ * reader (streamed).  References: the connection, each submitted request, each queue entry.
+ * `m` guards the flags; it is never held while a request's lock is taken.
+ */
+#ifndef SERVER_INTERNAL_H
+#define SERVER_INTERNAL_H
+
+#include "base/buf.h"
+#include "server/json.h"
+#include "server/sampling.h"
+#include "server/server.h"
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct xchg;
+enum { M_GET = 1, M_POST = 2, M_PUT = 4 };
+enum where { RUN_INLINE, RUN_WORKER, RUN_THREAD }; /* THREAD: may block for long */
+
+struct route {
+    const char *path;
+    int methods;
+    enum where where;
+    bool while_loading, openai; /* openai: Content-Type is checked */
+    void (*handle)(struct xchg *x, const json_t *body);
+};
+const struct route *route_find(const char *path);
+
+/* One request of an exchange and how much of it was streamed. */
+struct slot {
+    struct xchg *x;
+    struct request *r;
+    int32_t index, sent_ids;
+    size_t sent_text;
+    bool counted, role_sent, finished;
+};
+
+struct xchg {
+    struct server *s;
+    struct MHD_Connection *c;
+    const struct route *route;
+    _Atomic int refs;
+    struct buf body;
+    char id[64];
+    char path[160];
+    bool too_big, bad, started;
+    int fd;
+    uint64_t gen;
+    struct xchg *next_work, *prev_live, *next_live;
+
+    pthread_mutex_t m;
+    bool suspended, wake, replied, gone, building, submitted;
+    int n_done;
+
+    int status;
+    const char *type;
+    struct buf out; /* reply, or stream bytes not yet taken */
+    size_t out_at;
+
+    /* generation */
+    struct slot *slots;
+    int32_t n_slots;
+    bool list, stream, incremental, return_text, include_usage, echo, chat, failed;
+    bool stream_end;
+    int n_prompts, n_samples;
+    char *model;
+    int64_t created;
+    void (*build)(struct xchg *x);                  /* the whole reply */
+    void (*frame)(struct xchg *x, struct slot *sl); /* what is new, as SSE, into x->out */
+    void (*last)(struct xchg *x);                   /* before [DONE] */
+};
+
+struct server {
+    struct server_options o;
+    struct engine *engine;
+    _Atomic bool ready, stopping;
+    pthread_mutex_t m; /* queue, live list, progress */
+    pthread_cond_t cond;
+    struct xchg *work_head, *work_tail, *live;
+    float progress;
+    char stage[128];
+    bool quit;     /* workers end when the queue is empty */
+    int n_threads; /* of RUN_THREAD, running */
+    pthread_t workers[2], watcher;
+    int epoll_fd, stop_fd, port;
+    struct watch { struct xchg *x; uint64_t gen; } *watch;
+    int n_watch;
+    uint64_t next_gen;
+    struct MHD_Daemon *daemon;
+    int64_t started;
+};
+
+/* reply.c */
+void put_str(struct buf *b, const char *s, size_t n); /* quoted JSON */
+void put_real(struct buf *b, double d);               /* never NaN or inf */
+void reply_error(struct xchg *x, int status, const char *message);
+void reply_err(struct xchg *x, const struct err *e);
+void reply_text(struct xchg *x, int status, const char *type, const char *text);
+void put_error(struct buf *b, int status, const char *message);
+void put_id(char *out, size_t n, const char *prefix);
+
+/* http.c */
+void xchg_unref(struct xchg *x);
+void xchg_ready(struct xchg *x);                 /* the reply is complete: send it */
+void xchg_notify(void *slot);                    /* a request's notify */
+void xchg_queue(struct xchg *x);                 /* a worker is to look at it */
+
+/* gen.c */
+struct request *gen_request(struct xchg *x, const json_t *params, enum sampling_api api, int *n, struct err *e);
+err_t gen_prompt(struct xchg *x, struct request *r, const json_t *v, const char *name, struct err *e);
+err_t gen_text(struct xchg *x, struct request *r, const char *text, size_t n, bool bos, struct err *e);
+err_t gen_finish(struct xchg *x, struct request *r, struct err *e); /* length checks and caps */
+void gen_submit(struct xchg *x);
+bool gen_failed(struct xchg *x); /* an abort with a status: replied */
+void gen_pull(struct xchg *x);   /* new frames of a stream into x->out */
+const char *gen_reason(const struct request *r);
+
+/* api_*.c */
+void api_generate(struct xchg *x, const json_t *b);
+void api_completions(struct xchg *x, const json_t *b);
+void api_chat(struct xchg *x, const json_t *b);
+void api_models(struct xchg *x, const json_t *b);
+void api_admin(struct xchg *x, const json_t *b);
+
+#endif

@@ -1,0 +1,68 @@
+#include "server/internal.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+void put_str(struct buf *b, const char *s, size_t n)
+{
+    buf_putc(b, '"');
+    size_t from = 0;
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)s[i];
+        if (c >= 0x20 && c != '"' && c != '\\') continue;
+        buf_put(b, s + from, i - from);
+        if (c == '\n') buf_puts(b, "\\n");
+        else if (c == '"' || c == '\\') buf_putc(b, '\\'), buf_putc(b, (char)c);
+        else buf_printf(b, "\\u%04x", c);
+        from = i + 1;
+    }
+    if (n > from) buf_put(b, s + from, n - from);
+    buf_putc(b, '"');
+}
+
+void put_real(struct buf *b, double d)
+{
+    if (isfinite(d)) buf_printf(b, "%.9g", d);
+    else buf_puts(b, isnan(d) ? "null" : d < 0 ? "-3e38" : "3e38");
+}
+
+void put_error(struct buf *b, int status, const char *message)
+{
+    const char *type = status == 401 ? "Unauthorized" : status < 500 ? "BadRequestError"
+                       : status == 503 ? "ServiceUnavailableError" : "InternalServerError";
+    buf_puts(b, "{\"object\":\"error\",\"message\":");
+    put_str(b, message, strlen(message));
+    buf_printf(b, ",\"type\":\"%s\",\"param\":null,\"code\":%d,\"error\":{\"message\":", type, status);
+    put_str(b, message, strlen(message));
+    buf_printf(b, ",\"type\":\"%s\",\"param\":null,\"code\":%d}}", type, status);
+}
+
+void reply_error(struct xchg *x, int status, const char *message)
+{
+    buf_clear(&x->out);
+    x->out_at = 0;
+    x->stream = false;
+    x->status = status;
+    x->type = "application/json";
+    put_error(&x->out, status, message);
+}
+
+void reply_err(struct xchg *x, const struct err *e)
+{
+    reply_error(x, err_http(e->code), e->msg);
+}
+
+void reply_text(struct xchg *x, int status, const char *type, const char *text)
+{
+    x->status = status;
+    x->type = type;
+    buf_puts(&x->out, text);
+}
+
+void put_id(char *out, size_t n, const char *prefix)
+{
+    uint64_t r[2] = {0, 0};
+    if (getrandom(r, sizeof r, 0) < 0) r[0] = (uint64_t)(uintptr_t)out;
+    snprintf(out, n, "%s%016llx%016llx", prefix, (unsigned long long)r[0], (unsigned long long)r[1]);
+}
