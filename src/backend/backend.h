@@ -88,6 +88,7 @@ struct attn {
     size_t page_stride;
     const int32_t *pages;
     int n_keys; /* position + 1 */
+    int first_chunk; /* keys of the first chunk: KV_CHUNK, but for tests (model_break_invariance) */
     float scale;
 };
 

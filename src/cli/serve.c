@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -108,6 +109,15 @@ static void own_signals(sigset_t *set)
     pthread_sigmask(SIG_BLOCK, set, NULL);
 }
 
+/* A connection is a descriptor: take as many as the system allows. */
+static void raise_files(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
+    r.rlim_cur = r.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &r);
+}
+
 /* Let what runs finish, at most `seconds`, or until a second signal. */
 static void drain(struct engine *engine, double seconds, const sigset_t *set)
 {
@@ -141,6 +151,7 @@ static int run(const struct serve_args *a, struct err *e)
     double t0 = clock_s();
     sigset_t set;
     own_signals(&set);
+    raise_files();
     struct start s = {.tty = isatty(2), .signals = set};
     struct loaded l = {.bos_id = -1};
     struct server_options so = server_from(a, &l);

@@ -188,6 +188,7 @@ bool output_score(struct seq *q, int32_t p, const struct sample_output *o)
     pthread_mutex_lock(&r->lock);
     r->prompt_logprobs[i] = o->logprob;
     bool ok = !r->prompt_top || top_fill(&r->prompt_top[i], o);
+    if (ok && p + 1 == q->n_prompt) r->prompt_done = true;
     pthread_mutex_unlock(&r->lock);
     q->next_score = p + 1;
     return ok;

@@ -132,7 +132,9 @@ static void hand_out(struct engine *e, const struct step *st)
         if (first) {
             pthread_mutex_lock(&q->r->lock);
             if (before == 0) q->r->n_chunks++;
-            if (q->computed >= q->n_prompt && q->r->logprob_start >= 0) q->r->prompt_done = true;
+            if (q->computed >= q->n_prompt && q->r->logprob_start >= 0 &&
+                q->next_score >= q->n_prompt)
+                q->r->prompt_done = true; /* nothing to score; else output_score sets it */
             pthread_mutex_unlock(&q->r->lock);
         }
         bool finite = true, alive = true;

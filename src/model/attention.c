@@ -41,6 +41,15 @@ static void prepare_token(void *arg, int i)
     }
 }
 
+/* Test only: chunks that start where this step's tokens of the sequence start, as a careless kernel has it. */
+static int broken_chunk(const struct step *st, int32_t t)
+{
+    while (t > 0 && st->seq[t - 1] == st->seq[t])
+        t--;
+    int32_t first = st->pos[t] % KV_CHUNK / KV_PAGE * KV_PAGE;
+    return first ? first : KV_CHUNK;
+}
+
 static void attend(void *arg, int i)
 {
     const struct slice *s = arg;
@@ -60,6 +69,7 @@ static void attend(void *arg, int i)
         .page_stride = (size_t)c->n_kv_heads * head,
         .pages = s->st->seqs[s->st->seq[t]].pages,
         .n_keys = s->st->pos[t] + 1,
+        .first_chunk = m->broken ? broken_chunk(s->st, t) : KV_CHUNK,
         .scale = 1.0f / sqrtf((float)c->head_dim),
     };
     m->ops->attention(&a);

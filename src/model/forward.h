@@ -18,6 +18,7 @@ struct model {
     struct pool *pool;
     const struct backend_ops *ops;
     int32_t n_pages, slice;
+    bool broken; /* model_break_invariance */
     int32_t n_angles;   /* positions in the tables */
     float *cos, *sin;   /* [n_angles][head_dim / 2] */
     kv_t *kv;           /* [layer][K, V][page][kv head][KV_PAGE * head_dim] */

@@ -137,6 +137,11 @@ const char *model_isa(const struct model *m)
     return m->ops->name;
 }
 
+void model_break_invariance(struct model *m)
+{
+    m->broken = true;
+}
+
 size_t model_kv_page_bytes(const struct config *c)
 {
     return (size_t)c->n_layers * 2 * (size_t)c->n_kv_heads * KV_PAGE * (size_t)c->head_dim *

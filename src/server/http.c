@@ -178,7 +178,7 @@ static void left(struct xchg *x)
 {
     pthread_mutex_lock(&x->m);
     x->gone = true;
-    int32_t n = x->submitted ? x->n_slots : 0;
+    int32_t n = x->submitted && x->n_done < x->n_slots ? x->n_slots : 0;
     if (x->stream && x->replied) wake_locked(x);
     pthread_mutex_unlock(&x->m);
     for (int32_t i = 0; i < n; i++) engine_abort_request(x->s->engine, x->slots[i].r);

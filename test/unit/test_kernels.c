@@ -154,7 +154,7 @@ static void attention_bits(void **state)
     }
     static const int lens[] = {1, 15, 16, 17, 255, 256, 257, 512, KEYS};
     for (int l = 0; l < 9; l++) {
-        struct attn a = {.q = q, .out = out, .n_heads = HEADS, .head_dim = HD, .k = k, .v = v,
+        struct attn a = {.q = q, .out = out, .first_chunk = KV_CHUNK, .n_heads = HEADS, .head_dim = HD, .k = k, .v = v,
                          .page_stride = SIZE, .pages = pages, .n_keys = lens[l], .scale = 0.11f};
         cpu_ops_portable.attention(&a);
         a.out = got;
