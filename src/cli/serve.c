@@ -82,8 +82,7 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .context_len = l->context_len,
         .api_key = a->api_key,
         .incremental_streaming = a->incremental,
-        .use_random_seed = a->random_seed >= 0,
-        .random_seed = a->random_seed >= 0 ? (uint64_t)a->random_seed : 0,
+        .max_body_bytes = (size_t)a->max_body,
         .max_running = (int)a->max_running,
     };
 }

@@ -183,6 +183,15 @@ static bool get(void *out, size_t a, size_t b, size_t elem)
     return p != NULL;
 }
 
+/* Pages are cleared as they are handed out (model_kv_clear); touching all of them here would cost seconds. */
+static bool get_kv(struct model *m)
+{
+    size_t bytes;
+    if (!mul_size(&bytes, (size_t)m->n_pages, model_kv_page_bytes(&m->c))) return false;
+    m->kv = mem_retry(NULL, 0, bytes);
+    return m->kv != NULL;
+}
+
 static bool get_buffers(struct model *m)
 {
     const struct config *c = &m->c;
@@ -198,7 +207,7 @@ static bool get_buffers(struct model *m)
            get(&m->first, ne + 1, 1, 4) && get(&m->active, ne, 1, 4) && get(&m->h, n, inner, f) &&
            get(&m->ey, n * k, hidden, f) && get(&m->logits, ROW_CHUNK, vocab, f) &&
            get(&m->scratch, ROW_CHUNK, vocab, f) && get(&m->scratch_ids, ROW_CHUNK, vocab, 4) &&
-           get(&m->kv, (size_t)m->n_pages, model_kv_page_bytes(c), 1) &&
+           get_kv(m) &&
            get(&m->cos, (size_t)m->n_angles, (size_t)c->head_dim / 2, f) &&
            get(&m->sin, (size_t)m->n_angles, (size_t)c->head_dim / 2, f);
 }

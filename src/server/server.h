@@ -35,8 +35,6 @@ struct server_options {
     size_t max_body_bytes;      /* 0: 64 MiB */
     const char *api_key;        /* NULL: none asked */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
-    bool use_random_seed;       /* not used yet: seeds of requests are always drawn afresh */
-    uint64_t random_seed;
     int max_running;            /* told in /server_info only */
 };
 

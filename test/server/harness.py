@@ -68,10 +68,10 @@ class Server:
     def post(self, path, body, **k):
         return self.request("POST", path, body, **k)
 
-    def generate(self, prompt, n=16, logprobs=True, **k):
+    def generate(self, prompt, max_new=16, logprobs=True, **k):
         body = {"return_logprob": logprobs}
         body["input_ids" if isinstance(prompt, list) else "text"] = prompt
-        sp = {"temperature": 0, "max_new_tokens": n}
+        sp = {"temperature": 0, "max_new_tokens": max_new}
         for key in list(k):
             if key in ("rid", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num",
                        "return_text_in_logprobs", "extra_key"):

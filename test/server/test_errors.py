@@ -33,7 +33,9 @@ def test_bad_requests_are_named():
         bodies = ['{"text": "a", "sampling_params": %s}' % b for b in BAD_SAMPLING] + BAD_INPUT
         for body in bodies:
             for streaming in (False, True):
-                b = body[:-1] + ', "stream": true}' if streaming and body.endswith("}") and body != "{}" else body
+                if streaming and (body in ("{}", "") or not body.endswith("}") or '"stream"' in body):
+                    continue
+                b = body[:-1] + ', "stream": true}' if streaming else body
                 status, r = s.post("/generate", b)
                 assert status == 400, (status, b, r)
                 message = r["error"]["message"]
