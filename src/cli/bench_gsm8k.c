@@ -49,7 +49,7 @@ static const struct opt gsm8k_opts[] = {
      "/generate, or /v1/completions", NULL},
     {"model", NULL, OPT_HONOURED, OPT_STRING, AT(model), "default", 0, 0, NULL, "for OpenAI routes", NULL},
     {"chat", NULL, OPT_HONOURED, OPT_FLAG, AT(chat), NULL, 0, 0, NULL,
-     "ask through /v1/chat/completions, one user turn", NULL},
+     "zero-shot through /v1/chat/completions: the question is the one user turn", NULL},
     {"skip-shots", NULL, OPT_HONOURED, OPT_FLAG, AT(skip_shots), NULL, 0, 0, NULL,
      "leave the shots out of the questions", NULL},
     {"enable-thinking", NULL, OPT_HONOURED, OPT_FLAG, AT(thinking), NULL, 0, 0, NULL,
@@ -163,7 +163,7 @@ static err_t make_bodies(struct bench *b, struct err *e)
     if (b->n < 1) return err_set(e, ERR_INPUT, "%s: no question is left", a->data_path);
     b->bodies = mem_try_array((size_t)b->n, sizeof *b->bodies);
     if (!b->bodies) return err_set(e, ERR_NOMEM, "no memory for %d questions", b->n);
-    bool bare = a->chat && k == 0; /* a chat without shots is asked just the question */
+    bool bare = a->chat; /* zero-shot: the model's own form of asking; the shots only say which rows to skip */
     for (int i = 0; i < k; i++)
         (void)buf_printf(&shots, "Question: %s\nAnswer: %s\n\n", field(b->rows, i, "question"),
                          field(b->rows, i, "answer"));
