@@ -181,9 +181,11 @@ static bool take_inbox(struct engine *e, bool busy)
         m = next;
     }
     if (late) engine_abort_where(e, NULL, NULL);
-    if (e->commit && e->s.n_running == 0) {
+    e->s.draining = e->commit != NULL;
+    if (e->commit && e->s.n_running == 0 && !sched_first(&e->s)) {
         m = e->commit;
         e->commit = NULL;
+        e->s.draining = false;
         weights_commit(e, m);
     }
     return !(stopping && e->s.n_running == 0 && e->s.n_waiting == 0);

@@ -141,6 +141,13 @@ static admit_t admit_one(struct sched *s, struct seq *q, uint64_t epoch)
     return ADMITTED;
 }
 
+struct seq *sched_first(const struct sched *s)
+{
+    struct seq *q = s->head;
+    while (q && s->draining && !q->admitted) q = q->next;
+    return q;
+}
+
 void sched_admit(struct sched *s, uint64_t epoch)
 {
     int passed = 0;
@@ -148,6 +155,7 @@ void sched_admit(struct sched *s, uint64_t epoch)
     int64_t pending = prefill_pending(s);
     for (struct seq *q = s->head; q && passed < LOOK_AHEAD; q = next) {
         next = q->next;
+        if (s->draining && !q->admitted) continue;
         if (s->n_running >= s->max_running || pending >= s->max_step) return;
         admit_t a = admit_one(s, q, epoch);
         if (a == FULL) return;
@@ -210,22 +218,24 @@ static int32_t take_page(struct sched *s)
     return page;
 }
 
-/* Pages for the next n tokens of q, retracting the youngest while there are none.  False: q itself
- * was retracted. */
-static bool ensure_pages(struct sched *s, struct seq *q, int32_t n)
+typedef enum { PAGES_OK, PAGES_RETRACTED, PAGES_NO_MEMORY } pages_t;
+
+/* Pages for the next n tokens of q, retracting the youngest while there are none. */
+static pages_t ensure_pages(struct sched *s, struct seq *q, int32_t n)
 {
     int32_t want = pages_for(s, (int64_t)q->computed + n);
+    if (!reserve_pages(q, want)) return PAGES_NO_MEMORY; /* retraction would free none of it */
     while (q->n_pages < want) {
-        int32_t page = reserve_pages(q, want) ? take_page(s) : -1;
+        int32_t page = take_page(s);
         if (page >= 0) {
             q->pages[q->n_pages++] = page;
             continue;
         }
         struct seq *victim = sched_youngest(s);
         sched_retract(s, victim);
-        if (victim == q) return false;
+        if (victim == q) return PAGES_RETRACTED;
     }
-    return true;
+    return PAGES_OK;
 }
 
 static int32_t plan_pass(struct sched *s, int32_t left, bool decode)
@@ -233,10 +243,15 @@ static int32_t plan_pass(struct sched *s, int32_t left, bool decode)
     for (int32_t i = 0; i < s->n_running && left > 0; i++) {
         struct seq *q = s->running[i];
         int32_t n = q->n_ids - q->computed;
-        if ((n == 1) != decode || q->plan) continue;
+        if ((n == 1) != decode || q->plan || q->no_memory) continue;
         if (n > s->chunk) n = s->chunk;
         if (n > left) n = left;
-        if (!ensure_pages(s, q, n)) {
+        pages_t got = ensure_pages(s, q, n);
+        if (got == PAGES_NO_MEMORY) {
+            q->no_memory = true;
+            continue;
+        }
+        if (got == PAGES_RETRACTED) {
             i = -1; /* the array moved; planned ones are passed over */
             continue;
         }

@@ -29,6 +29,7 @@ struct seq {
     int32_t in_tree;         /* first pages of the table that the tree holds */
     int32_t next_score;      /* next prompt position to be scored; n_prompt: none */
     bool admitted;           /* at least once */
+    bool no_memory;          /* its page table could not grow: to be ended */
     int32_t plan;            /* tokens in this step */
     int32_t *fail;           /* stop automata: failure links of all stops, one after the other */
     int32_t *fail_at;        /* [n_stops] where each begins */
@@ -41,6 +42,7 @@ struct sched {
     struct radix *tree;
     int32_t page_tokens, max_running, chunk, max_step;
     bool no_cache;
+    bool draining;           /* only what has begun is admitted (an update waits) */
     struct seq *head, *tail; /* waiting */
     int32_t n_waiting;
     struct seq **running;    /* [max_running] */
@@ -53,6 +55,8 @@ int64_t sched_room(const struct sched *s, int32_t n_prompt);
 void sched_queue(struct sched *s, struct seq *q);
 void sched_unqueue(struct sched *s, struct seq *q);
 void sched_admit(struct sched *s, uint64_t epoch);
+/* First waiting sequence that may be admitted now; NULL: none. */
+struct seq *sched_first(const struct sched *s);
 /* Fills plan of every running sequence and takes the pages; may retract.  Returns tokens planned. */
 int32_t sched_plan(struct sched *s);
 void sched_retract(struct sched *s, struct seq *q);

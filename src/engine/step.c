@@ -152,14 +152,34 @@ static void hand_out(struct engine *e, const struct step *st)
     }
 }
 
+/* Alone in an empty pool every sequence is admitted, unless memory for its page table is missing. */
+static bool admit(struct engine *e)
+{
+    struct sched *s = &e->s;
+    s->draining = e->commit != NULL;
+    sched_admit(s, store_epoch(e->o.store));
+    if (s->n_running > 0) return true;
+    struct seq *q = sched_first(s);
+    if (q) engine_finish(e, q, FINISH_ABORT, 503, "out of memory");
+    return q != NULL;
+}
+
+static void end_without_memory(struct engine *e)
+{
+    for (int32_t i = e->s.n_running - 1; i >= 0; i--)
+        if (e->s.running[i]->no_memory)
+            engine_finish(e, e->s.running[i], FINISH_ABORT, 503, "out of memory");
+}
+
 bool step_run(struct engine *e)
 {
     struct sched *s = &e->s;
-    if (!e->commit) sched_admit(s, store_epoch(e->o.store));
-    if (s->n_running == 0) return false;
-    if (e->o.retract_every > 0 && (e->steps + 1) % e->o.retract_every == 0 && !e->commit) {
+    if (!admit(e)) return false;
+    if (s->n_running == 0) return true;
+    if (e->o.retract_every > 0 && (e->steps + 1) % e->o.retract_every == 0) {
         sched_retract(s, sched_youngest(s));
-        sched_admit(s, store_epoch(e->o.store));
+        (void)admit(e);
+        if (s->n_running == 0) return true;
     }
     if (!reserve_barred(e)) {
         engine_finish(e, sched_youngest(s), FINISH_ABORT, 503, "out of memory");
@@ -169,7 +189,9 @@ bool step_run(struct engine *e)
                       .rows = e->rows};
     int32_t n_barred = 0;
     e->steps++;
-    if (sched_plan(s) == 0) return true;
+    int32_t planned = sched_plan(s);
+    end_without_memory(e);
+    if (planned == 0) return true;
     for (int32_t i = 0; i < s->n_running; i++)
         if (s->running[i]->plan > 0) lay_out(e, &st, s->running[i], &n_barred);
     atomic_store(&e->step_began, clock_ns());
