@@ -53,6 +53,7 @@ static void seq_free(struct seq *q)
 void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, const char *message)
 {
     struct request *r = q->r;
+    char version[sizeof(r->weight_version)];
     if (q->queued) sched_unqueue(&e->s, q);
     else if (f != FINISH_ABORT) sched_share(&e->s, q);
     sched_release(&e->s, q);
@@ -61,18 +62,20 @@ void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, cons
     pthread_mutex_lock(&e->lock);
     rid_remove(e, r);
     e->in_flight--;
+    snprintf(version, sizeof(version), "%s", e->weight_version);
+    pthread_mutex_unlock(&e->lock);
+    /* Never both: a server thread asks for the names while it holds a request's lock. */
     pthread_mutex_lock(&r->lock);
     r->finish = f;
     r->finish_status = status;
     if (f == FINISH_ABORT)
         snprintf(r->finish_message, sizeof(r->finish_message), "%s", message);
-    snprintf(r->weight_version, sizeof(r->weight_version), "%s", e->weight_version);
+    snprintf(r->weight_version, sizeof(r->weight_version), "%s", version);
     output_end(q);
     r->t_end = clock_ns();
     r->seq = NULL;
     r->done = true;
     pthread_mutex_unlock(&r->lock);
-    pthread_mutex_unlock(&e->lock);
     seq_free(q);
     if (r->notify) r->notify(r->ctx);
     request_unref(r);

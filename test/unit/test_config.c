@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FINAL "../shared/models/tiny-moe/final"
+#define FINAL "models/tiny-moe"
 
 static const char good[] =
     "{\"model_type\":\"qwen3_moe\",\"vocab_size\":64,\"hidden_size\":32,\"moe_intermediate_size\":"

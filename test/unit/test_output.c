@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TOKENIZER "../shared/models/tiny-moe/final/tokenizer.json"
+#define TOKENIZER "models/tiny-moe/tokenizer.json"
 
 /* Feed ids until the request ends; checks that nothing sent is withdrawn. */
 static void feed_ids(struct seq *q, struct request *r, const struct config *c, const int32_t *ids,

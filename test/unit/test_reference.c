@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define ROOT "../shared/models/tiny-moe/"
 enum { MAX_TOKENS = 1536, PAGES = MAX_TOKENS / KV_PAGE };
 
 struct world {
@@ -103,7 +102,7 @@ static int by_value(const void *a, const void *b)
 static void check(const char *name)
 {
     char path[256];
-    snprintf(path, sizeof path, ROOT "%s.reference.json", name);
+    snprintf(path, sizeof path, "test/data/%s.reference.json", name);
     if (access(path, R_OK) != 0) {
         print_message("%s is absent\n", path);
         skip();
@@ -113,7 +112,7 @@ static void check(const char *name)
         w->pos[i] = i;
     json_t *doc = json_load_file(path, 0, NULL);
     assert_non_null(doc);
-    snprintf(path, sizeof path, ROOT "%s", name);
+    snprintf(path, sizeof path, "models/tiny-moe%s", strcmp(name, "early") == 0 ? "-early" : "");
     load(w, path);
     const json_t *refs = json_object_get(doc, "references_float32");
     for (size_t i = 0; i < json_array_size(refs); i++)

@@ -18,8 +18,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define FINAL "../shared/models/tiny-moe/final"
-#define EARLY "../shared/models/tiny-moe/early"
+#define FINAL "models/tiny-moe"
+#define EARLY "models/tiny-moe-early"
 
 static const struct slot_spec specs[] = {
     {"emb", 3, 4, 2, STORE_PLAIN},
