@@ -75,11 +75,13 @@ $(OUT)/tools/%: test/tools/%.c $(LIBOBJ) $(OUT)/flags
 # Fuzzers: one per parser, built by clang with all the code under the sanitizers.
 FUZZERS := $(patsubst fuzz/%.c,build/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
 FUZZ_S  ?= 10
+FUZZ_SAN := fuzzer-no-link,address,undefined
+FUZZ_OBJ := $(filter-out %/cli/main.o,$(subst @,$(FUZZ_SAN),$(SRC:src/%.c=build/@/obj/%.o)))
 build/fuzz/%: fuzz/%.c $(filter-out src/cli/main.c,$(SRC))
-	@$(MAKE) --no-print-directory CC=clang SAN=fuzzer-no-link,address,undefined CFLAGS='-O1 -g' fuzz-lib
+	@$(MAKE) --no-print-directory CC=clang SAN=$(FUZZ_SAN) CFLAGS='-O1 -g' fuzz-lib
 	@mkdir -p $(@D)
 	clang -std=c17 -D_GNU_SOURCE -Isrc -pthread -g -O1 -fsanitize=fuzzer,address,undefined \
-	    $(PKG_CF) -o $@ $< $(patsubst src/%.c,build/fuzzer-no-link,address,undefined/obj/%.o,$(filter-out src/cli/main.c,$(SRC))) $(LIBS)
+	    $(PKG_CF) -o $@ $< $(FUZZ_OBJ) $(LIBS)
 fuzz-lib: $(LIBOBJ)
 fuzz: $(FUZZERS)
 	@set -e; for f in $(FUZZERS); do n=$$(basename $$f); echo "== $$n"; \

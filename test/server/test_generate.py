@@ -147,7 +147,7 @@ def test_client_leaves():
                     threading.Thread(target=send_and_leave, args=(
                         s, {"text": "x", "rid": None, "sampling_params": sp, "stream": stream}, how)).start()
                 time.sleep(0.3)
-                s.idle(5 if SLOW else 1.5)
+                s.idle(10 if SLOW else 3)
         status, text = s.post("/flush_cache", {})
         assert status == 200, text
 

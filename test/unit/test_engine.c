@@ -126,7 +126,7 @@ static void check_idle(struct engine *e)
 }
 
 #ifdef __SANITIZE_THREAD__
-enum { N_BATCH = 16, LEN = 75, NEW = 8 }; /* ten times slower */
+enum { N_BATCH = 16, LEN = 75, NEW = 24 }; /* ten times slower */
 #else
 enum { N_BATCH = 64, LEN = 75, NEW = 24 };
 #endif
