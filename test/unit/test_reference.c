@@ -11,6 +11,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { MAX_TOKENS = 1536, PAGES = MAX_TOKENS / KV_PAGE };
