@@ -10,7 +10,7 @@
 /* The shortest decimal that reads back as `f`, in Python's layout. */
 void jv_float_repr(double f, char out[40])
 {
-    char t[40], dig[24];
+    char t[40], dig[24] = "";
     if (f != f || f > 1.7976931348623157e308 || f < -1.7976931348623157e308) {
         snprintf(out, 40, "%s", f != f ? "nan" : f < 0 ? "-inf" : "inf");
         return;
