@@ -324,6 +324,8 @@ static err_t parse(struct xchg *x, const json_t *b, struct err *e)
     if (!json_is_string(p) && !first)
         return err_set(e, ERR_INPUT, "prompt: must be a string, a list of strings, ids or lists of ids, not empty");
     bool batch = json_is_string(first) || json_is_array(first);
+    if (batch && json_array_size(p) > 65536)
+        return err_set(e, ERR_INPUT, "prompt: %zu prompts; at most 65536 are allowed", json_array_size(p));
     x->n_prompts = batch ? (int)json_array_size(p) : 1;
     for (int i = 0; !rc && i < x->n_prompts; i++) rc = add(x, b, batch ? json_array_get(p, (size_t)i) : p, NULL, e);
     return rc;

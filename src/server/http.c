@@ -507,10 +507,13 @@ void server_ready(struct server *s, struct engine *engine)
     s->ready = true;
 }
 
-/* No connection may be suspended when the daemon stops. */
+/* No connection may be suspended when the daemon stops, and no thread may still use the server.  An update that
+ * is being staged cannot be interrupted: this lasts as long as it does.  The abort is repeated because a worker
+ * that had passed the check of `stopping` may submit after the first one. */
 static void resume_all(struct server *s)
 {
-    for (int tries = 0; tries < 500; tries++) {
+    for (;;) {
+        if (s->ready) engine_abort(s->engine, "", true);
         pthread_mutex_lock(&s->m);
         bool busy = s->n_threads > 0;
         for (struct xchg *x = s->live; x; x = x->next_live) {
@@ -528,7 +531,6 @@ static void resume_all(struct server *s)
 void server_stop(struct server *s)
 {
     int listener = s->daemon ? MHD_quiesce_daemon(s->daemon) : -1;
-    if (s->ready) engine_abort(s->engine, "", true);
     pthread_mutex_lock(&s->m);
     s->stopping = true;
     pthread_mutex_unlock(&s->m);
