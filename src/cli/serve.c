@@ -166,6 +166,7 @@ static int run(const struct serve_args *a, struct err *e)
         sigwait(&set, &sig);
         log_line(LOG_INFO, "%s: draining for at most %.0f s", sig == SIGINT ? "SIGINT" : "SIGTERM",
                  a->drain_s);
+        server_drain(s.server);
         drain(l.engine, a->drain_s, &set);
     }
     server_stop(s.server);

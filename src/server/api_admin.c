@@ -14,6 +14,11 @@ static void health(struct xchg *x)
         buf_printf(&x->out, "{\"status\":\"loading\",\"progress\":%.3f}", (double)s->progress);
         return;
     }
+    if (s->draining) {
+        x->status = 503;
+        buf_puts(&x->out, "{\"status\":\"stopping\"}");
+        return;
+    }
     engine_stat(s->engine, &st);
     x->status = st.stuck ? 503 : 200;
     if (st.stuck) buf_puts(&x->out, "{\"status\":\"stuck\"}");

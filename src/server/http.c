@@ -351,7 +351,8 @@ static bool refuse(struct xchg *x, const char *method)
         buf_putc(&x->out, '}');
         return true;
     }
-    if (s->stopping) return reply_error(x, 503, "server is stopping"), true;
+    bool new_work = m != M_GET && strcmp(x->path, "/abort_request") != 0;
+    if (s->stopping || (s->draining && new_work)) return reply_error(x, 503, "server is stopping"), true;
     const char *ct = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Content-Type");
     if (x->route->openai && m == M_POST &&
         (!ct || strncasecmp(ct, "application/json", 16) || (ct[16] && ct[16] != ';' && ct[16] != ' ')))
@@ -505,6 +506,11 @@ void server_ready(struct server *s, struct engine *engine)
 {
     s->engine = engine;
     s->ready = true;
+}
+
+void server_drain(struct server *s)
+{
+    s->draining = true;
 }
 
 /* No connection may be suspended when the daemon stops, and no thread may still use the server.  An update that

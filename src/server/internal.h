@@ -78,7 +78,7 @@ struct xchg {
 struct server {
     struct server_options o;
     struct engine *engine;
-    _Atomic bool ready, stopping;
+    _Atomic bool ready, draining, stopping;
     pthread_mutex_t m; /* queue, live list, progress */
     pthread_cond_t cond;
     struct xchg *work_head, *work_tail, *live;

@@ -45,6 +45,9 @@ void server_progress(struct server *s, float progress, const char *stage);
 /* Replaces the model part of the options (tokenizer .. context_len); only before server_ready. */
 void server_set_model(struct server *s, const struct server_options *o);
 void server_ready(struct server *s, struct engine *engine);
+/* From here on new work (every POST and PUT but /abort_request) and health answer 503, so that a router turns
+ * away; what is in flight goes on.  Any thread. */
+void server_drain(struct server *s);
 /* Takes no new work, aborts and answers what is in flight, joins its threads, frees. */
 void server_stop(struct server *s);
 

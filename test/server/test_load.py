@@ -36,12 +36,16 @@ def test_accuracy_before_and_after_an_update():
 def test_sigterm_drains():
     with Server(EARLY, "--drain-timeout", "60") as s:
         got = []
-        t = threading.Thread(target=lambda: got.append(s.generate([5, 6], 1000, ignore_eos=True)))
+        t = threading.Thread(target=lambda: got.append(s.generate([5, 6], 3000, ignore_eos=True)))
         t.start()
         time.sleep(0.3)
         s.proc.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+        status, r = s.post("/generate", {"text": "late"})
+        assert status == 503 and "stopping" in r["message"], (status, r)
+        assert s.get("/health")[0] == 503
         t.join()
-        assert got and got[0]["meta_info"]["completion_tokens"] == 1000
+        assert got and got[0]["meta_info"]["completion_tokens"] == 3000
     with Server(EARLY, "--drain-timeout", "0") as s:
         got = []
         t = threading.Thread(target=lambda: got.append(s.generate([5, 6], 3900, ignore_eos=True)))

@@ -18,6 +18,8 @@ def test_shapes():
         lp = r["choices"][0]["logprobs"]
         assert lp["token_logprobs"][0] is None and len(lp["token_logprobs"]) == 9 == len(lp["tokens"])
         assert r["usage"] == {**r["usage"], "prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+        status, r = s.post("/v1/completions", {"prompt": ["a"] * 65537, "n": 128})
+        assert status == 400 and "65536" in r["message"], (status, r)
         for messages in ([], None, "x", [5], [{"role": "user"}], [{"content": "x"}]):
             status, r = s.post("/v1/chat/completions", {"messages": messages})
             assert status == 400 and r["message"], (messages, r)
