@@ -9,6 +9,7 @@ import time
 from harness import EARLY, FINAL, SLOW, Server, signature
 
 UPDATE = "/update_weights_from_disk"
+LONG = 300 if SLOW else 1500  # tokens of a request that is still running when an update arrives
 
 
 def rewrite(path, change):
@@ -94,10 +95,10 @@ def test_update_equals_fresh_start():
 def test_refused_updates_change_nothing():
     with tempfile.TemporaryDirectory() as root, Server(EARLY) as s:
         before = signature(s)
-        full = s.generate([5, 6, 7], 2000, ignore_eos=True)
+        full = s.generate([5, 6, 7], LONG, ignore_eos=True)
         for d, name in variants(root):
             running = {}
-            t = threading.Thread(target=lambda: running.update(s.generate([5, 6, 7], 2000, ignore_eos=True)))
+            t = threading.Thread(target=lambda: running.update(s.generate([5, 6, 7], LONG, ignore_eos=True)))
             t.start()
             status, r = s.post(UPDATE, {"model_path": d, "weight_version": "bad", "abort_all_requests": True})
             t.join()
@@ -147,10 +148,10 @@ def test_update_under_load():
         want = fresh.generate(p, 16, ignore_eos=True)
     with Server(EARLY) as s:
         old = s.generate(p, 16, ignore_eos=True)
-        long = s.generate([5, 6, 7], 1500, ignore_eos=True)
+        long = s.generate([5, 6, 7], LONG, ignore_eos=True)
         got = [None] * 16
         def ask(i):
-            got[i] = s.generate([5, 6, 7], 1500, ignore_eos=True)
+            got[i] = s.generate([5, 6, 7], LONG, ignore_eos=True)
         ts = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
         for t in ts:
             t.start()
