@@ -8,6 +8,7 @@ import time
 from harness import EARLY, FINAL, MOULT, SLOW, Server
 
 DATA = "models/gsm-tiny.jsonl"
+LONG = 400 if SLOW else 3000  # tokens; runs longer than the test waits before SIGTERM
 
 
 def bench(s, *flags, n=1209):
@@ -23,7 +24,7 @@ def bench(s, *flags, n=1209):
 
 def test_accuracy_before_and_after_an_update():
     """1,209 at once; the half-trained weights, an update in place, the trained ones.  Same process."""
-    n = 60 if SLOW else 1209
+    n = 24 if SLOW else 1209
     with Server(EARLY) as s:
         early8, early0 = bench(s, n=n), bench(s, "--chat", n=n)
         if not SLOW:
@@ -36,7 +37,7 @@ def test_accuracy_before_and_after_an_update():
 def test_sigterm_drains():
     with Server(EARLY, "--drain-timeout", "60") as s:
         got = []
-        t = threading.Thread(target=lambda: got.append(s.generate([5, 6], 3000, ignore_eos=True)))
+        t = threading.Thread(target=lambda: got.append(s.generate([5, 6], LONG, ignore_eos=True)))
         t.start()
         time.sleep(0.3)
         s.proc.send_signal(signal.SIGTERM)
@@ -45,7 +46,7 @@ def test_sigterm_drains():
         assert status == 503 and "stopping" in r["message"], (status, r)
         assert s.get("/health")[0] == 503
         t.join()
-        assert got and got[0]["meta_info"]["completion_tokens"] == 3000
+        assert got and got[0]["meta_info"]["completion_tokens"] == LONG
     with Server(EARLY, "--drain-timeout", "0") as s:
         got = []
         t = threading.Thread(target=lambda: got.append(s.generate([5, 6], 3900, ignore_eos=True)))
