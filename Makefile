@@ -4,15 +4,19 @@
 #   make check                                                all tests of this machine
 #   make install PREFIX=/usr/local DESTDIR=                   program and man page
 #
+#   make check-cuda                                           tests that need a GPU
+#
 # Each configuration has its own folder (build/, build/address,undefined/, ...), so that objects of
-# two never mix.  CUDA=0 is accepted and is all there is until the CUDA backend lands.
+# two never mix.  CUDA=1 is the default where nvcc is found: kernels are compiled for sm_90a and embedded.
+# The binary opens the driver at run time and works without one, and without a GPU.
 SHELL   := /bin/bash
 ifeq ($(origin CC),default)
 CC      := gcc
 endif
 PREFIX  ?= /usr/local
 SAN     ?=
-CUDA    ?= 0
+NVCC    ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA    ?= $(if $(NVCC),1,0)
 OUT     := build$(if $(SAN),/$(SAN))$(if $(REF),/ref)
 
 PKGS    := libmicrohttpd jansson libpcre2-8 libutf8proc libxxhash libcurl
@@ -25,11 +29,21 @@ WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
 CFLAGS  ?= -O2 -g
 ALL_CF  := -std=c17 -D_GNU_SOURCE -Isrc -pthread -ffp-contract=off -fno-strict-aliasing $(WARN) $(WERROR) \
            $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=undefined) \
-           $(if $(REF),-DMOULT_REFERENCE_F32) $(PKG_CF) $(CFLAGS)
+           $(if $(REF),-DMOULT_REFERENCE_F32) $(CUDA_CF) $(PKG_CF) $(CFLAGS)
 LIBS    := $(PKG_LD) -lm -ldl -pthread
 
 SRC     := $(sort $(wildcard src/*/*.c src/*/*/*.c))
-OBJ     := $(SRC:src/%.c=$(OUT)/obj/%.o)
+ifeq ($(CUDA),1)
+SRC     := $(filter-out src/backend/cuda/absent.c,$(SRC))
+CUDA_CF := -DMOULT_CUDA=1 -isystem $(abspath $(dir $(NVCC))../include)
+KERNELS := $(sort $(wildcard src/backend/cuda/*.cu))
+FATBINS := $(KERNELS:src/backend/cuda/%.cu=build/cuda/%.fatbin)
+MODULES := $(OUT)/obj/cuda-modules.o
+else
+SRC     := $(filter-out $(filter-out %/absent.c,$(wildcard src/*/cuda/*.c)),$(SRC))
+CUDA_CF := -DMOULT_CUDA=0
+endif
+OBJ     := $(SRC:src/%.c=$(OUT)/obj/%.o) $(MODULES)
 LIBOBJ  := $(filter-out $(OUT)/obj/cli/main.o,$(OBJ))
 TESTS   := $(patsubst test/unit/%.c,$(OUT)/test/%,$(sort $(wildcard test/unit/test_*.c)))
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
@@ -53,6 +67,21 @@ $(OUT)/obj/%.o: src/%.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) $(ISA) -MMD -MP -c -o $@ $<
 
+# Kernels: one fatbin a .cu file, the same for every configuration of the host code; modules.S embeds
+# them as the table cuda_modules (backend/cuda/driver.h).
+NVCC_CF := -std=c++17 -Isrc -gencode=arch=compute_90a,code=sm_90a -O3 --fmad=true -Xptxas -v,-warn-spills -lineinfo
+build/cuda/%.fatbin: src/backend/cuda/%.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_CF) -MMD -MP -MT $@ -MF $(@:.fatbin=.d) -fatbin -o $@ $< 2>build/cuda/$*.log || { cat build/cuda/$*.log; exit 1; }
+build/cuda/modules.S: $(FATBINS) Makefile
+	@{ echo '.section .note.GNU-stack,"",%progbits'; echo '.section .rodata'; for f in $(FATBINS:build/cuda/%.fatbin=%); do \
+	    printf '.balign 16\n%s_start: .incbin "build/cuda/%s.fatbin"\n%s_name: .asciz "%s"\n' $$f $$f $$f $$f; done; \
+	  printf '.section .data.rel.ro,"aw"\n.balign 8\n.globl cuda_modules\ncuda_modules:\n'; \
+	  for f in $(FATBINS:build/cuda/%.fatbin=%); do echo ".quad $${f}_name, $${f}_start"; done; echo '.quad 0, 0'; } >$@
+$(OUT)/obj/cuda-modules.o: build/cuda/modules.S
+	@mkdir -p $(@D)
+	$(CC) -c -o $@ $<
+
 $(OUT)/test/%: test/unit/%.c $(LIBOBJ) $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS) -lcmocka
@@ -66,6 +95,25 @@ tests: $(TESTS)
 unit: $(TESTS)
 	@set -e; for t in $(TESTS); do echo "== $$t"; $$t; done
 
+# Tests of the GPU.  They link what they use and no more, so that they run where only the driver,
+# libc and libcmocka are (tools/carry-cuda).  A machine without a GPU skips them.
+CUDA_TESTS := $(patsubst test/cuda/%.c,$(OUT)/test-cuda/%,$(sort $(wildcard test/cuda/test_*.c)))
+$(OUT)/libmoult.a: $(LIBOBJ)
+	@rm -f $@
+	@$(AR) rcs $@ $^
+$(OUT)/test-cuda/%: test/cuda/%.c $(OUT)/libmoult.a $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(OUT)/libmoult.a -Wl,--as-needed $(LIBS) -lcmocka
+cuda-tests: $(CUDA_TESTS)
+CUDA_BENCHES := $(if $(filter 1,$(CUDA)),$(patsubst bench/%.c,$(OUT)/bench/%,$(sort $(wildcard bench/bench_cuda*.c))))
+$(CUDA_BENCHES): $(OUT)/bench/%: bench/%.c $(OUT)/libmoult.a $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(OUT)/libmoult.a -Wl,--as-needed $(LIBS)
+cuda-benches: $(CUDA_BENCHES)
+check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS))
+	@[ $(CUDA) = 1 ] || { echo 'check-cuda needs CUDA=1, and that needs nvcc'; exit 1; }
+	@set -e; for t in $(CUDA_TESTS); do echo "== $$t"; $$t; done
+
 # Small programs that tests drive (oracles in other languages).
 TOOLS   := $(patsubst test/tools/%.c,$(OUT)/tools/%,$(sort $(wildcard test/tools/*.c)))
 tools: $(TOOLS)
@@ -77,7 +125,8 @@ $(OUT)/tools/%: test/tools/%.c $(LIBOBJ) $(OUT)/flags
 FUZZERS := $(patsubst fuzz/%.c,build/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
 FUZZ_S  ?= 10
 FUZZ_SAN := fuzzer-no-link,address,undefined
-FUZZ_OBJ := $(filter-out %/cli/main.o,$(subst @,$(FUZZ_SAN),$(SRC:src/%.c=build/@/obj/%.o)))
+FUZZ_OBJ := $(filter-out %/cli/main.o,$(subst @,$(FUZZ_SAN),$(SRC:src/%.c=build/@/obj/%.o))) \
+            $(MODULES:$(OUT)/%=build/$(FUZZ_SAN)/%)
 build/fuzz/%: fuzz/%.c $(filter-out src/cli/main.c,$(SRC))
 	@$(MAKE) --no-print-directory CC=clang SAN=$(FUZZ_SAN) CFLAGS='-O1 -g' fuzz-lib
 	@mkdir -p $(@D)
@@ -114,5 +163,5 @@ install: $(OUT)/moult
 clean:
 	rm -rf build
 
-.PHONY: all tests unit tools fuzz fuzz-lib layers bench check check-quick install clean FORCE
--include $(OBJ:.o=.d) $(TESTS:=.d) $(TOOLS:=.d)
+.PHONY: all tests unit tools cuda-tests cuda-benches check-cuda fuzz fuzz-lib layers bench check check-quick install clean FORCE
+-include $(OBJ:.o=.d) $(TESTS:=.d) $(TOOLS:=.d) $(CUDA_TESTS:=.d) $(FATBINS:.fatbin=.d)
