@@ -1,0 +1,336 @@
+#include "model/cuda/cuda_model.h"
+#include "backend/cuda/clear.h"
+#include "base/mem.h"
+#include "model/cuda/cuda.h"
+#include "model/rope.h"
+#include <stdio.h>
+#include <string.h>
+
+/* --- buffers: one table says what a step needs ---------------------------------------------------- */
+
+enum { ALIGN = 256 };
+
+struct plan {
+    size_t at;
+    bool ok;
+};
+
+/* Room for n elements; `at` of the plan moves on. */
+static size_t room(struct plan *p, size_t a, size_t b, size_t elem)
+{
+    size_t at = p->at, n, bytes, end;
+    p->ok = p->ok && mul_size(&n, a, b) && mul_size(&bytes, n, elem) && add_size(&end, at, bytes) &&
+            add_size(&end, end, ALIGN - 1);
+    if (p->ok) p->at = end / ALIGN * ALIGN;
+    return at;
+}
+
+static int32_t positions_of(const struct config *c, int32_t n_pages)
+{
+    return c->max_positions / KV_PAGE >= n_pages ? n_pages * KV_PAGE : c->max_positions;
+}
+
+/* Pages of the longest table a step may have: whole chunks, a power of two of them. */
+static int32_t table_pages(const struct config *c, int32_t n_pages)
+{
+    int32_t chunks = (positions_of(c, n_pages) + ATTN_CHUNK - 1) / ATTN_CHUNK, r = 1;
+    while (r < chunks)
+        r *= 2;
+    return r * (ATTN_CHUNK / KV_PAGE);
+}
+
+/* Places of all buffers from `base` (0: sizes alone). */
+static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
+{
+    const struct config *c = &m->c;
+    struct plan p = {.ok = true};
+    size_t n = (size_t)m->cap, hidden = (size_t)c->hidden_size, k = (size_t)c->top_k;
+    size_t nq = (size_t)(c->n_heads * c->head_dim), nkv = (size_t)(c->n_kv_heads * c->head_dim);
+    size_t inner = k * (size_t)c->moe_intermediate_size, ne = (size_t)c->n_experts;
+    size_t half = (size_t)c->head_dim / 2, pos = (size_t)positions_of(c, m->n_pages);
+    size_t rows = CUDA_ROWS, vocab = (size_t)m->ld_logits, seqs = (size_t)m->cap_seqs;
+    if (inner < (size_t)c->intermediate_size) inner = (size_t)c->intermediate_size;
+    if (k == 0) k = 1;
+#define PLACE(field, a, b) m->field = (void *)(uintptr_t)(base + room(&p, a, b, sizeof *m->field))
+    PLACE(x, n, hidden);
+    PLACE(y, n, hidden);
+    PLACE(a, n, hidden);
+    PLACE(qkv, n, nq + 2 * nkv);
+    PLACE(att_q, n, nq);
+    PLACE(att_o, n, nq);
+    PLACE(router, n, ne + 1);
+    PLACE(packed, n, k);
+    PLACE(row_of, n, k);
+    PLACE(token_of, n, k);
+    PLACE(offsets, ne + 1, 1);
+    PLACE(ticket, 1, 1);
+    PLACE(h, n, inner);
+    PLACE(expert_out, n * k, hidden);
+    PLACE(logits, rows, vocab);
+    PLACE(counts, rows, vocab);
+    PLACE(lowered, rows, 2);
+    PLACE(parts, rows, (size_t)kernels_sample_parts(c->vocab_size));
+    PLACE(results, n, 1);
+    PLACE(cos, pos, half);
+    PLACE(sin, pos, half);
+    PLACE(spans, n + 1, 1);
+    PLACE(arrived, n, (size_t)c->n_kv_heads);
+    PLACE(clear_dev, (size_t)m->n_pages, 1);
+    PLACE(dev.ids, n, 1);
+    PLACE(dev.pos, n, 1);
+    PLACE(dev.seq, n, 1);
+    PLACE(dev.pick, n, 1);
+    PLACE(dev.blocks, n, 1);
+    PLACE(dev.specs, n, 1);
+    PLACE(dev.tables, seqs, (size_t)m->max_pages);
+#undef PLACE
+    *bytes = p.at;
+    return p.ok;
+}
+
+/* The pinned twins of what is copied to and from the device. */
+static err_t place_host(struct cuda_model *m, struct err *e)
+{
+    struct plan p = {.ok = true};
+    size_t n = (size_t)m->cap, at[9];
+    struct step_arrays *h = &m->host;
+    at[0] = room(&p, n, 1, sizeof *h->ids);
+    at[1] = room(&p, n, 1, sizeof *h->pos);
+    at[2] = room(&p, n, 1, sizeof *h->seq);
+    at[3] = room(&p, n, 1, sizeof *h->pick);
+    at[4] = room(&p, n, 1, sizeof *h->blocks);
+    at[5] = room(&p, n, 1, sizeof *h->specs);
+    at[6] = room(&p, (size_t)m->cap_seqs, (size_t)m->max_pages, sizeof *h->tables);
+    at[7] = room(&p, n, 1, sizeof *m->host_results);
+    at[8] = room(&p, (size_t)m->n_pages, 1, sizeof *m->clear);
+    if (!p.ok) return err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory", m->cap);
+    err_t rc = host_alloc(&m->host_block, m->d, p.at, e);
+    if (rc != OK) return rc;
+    char *base = m->host_block;
+    h->ids = (void *)(base + at[0]);
+    h->pos = (void *)(base + at[1]);
+    h->seq = (void *)(base + at[2]);
+    h->pick = (void *)(base + at[3]);
+    h->blocks = (void *)(base + at[4]);
+    h->specs = (void *)(base + at[5]);
+    h->tables = (void *)(base + at[6]);
+    m->host_results = (void *)(base + at[7]);
+    m->clear = (void *)(base + at[8]);
+    return OK;
+}
+
+/* --- weights -------------------------------------------------------------------------------------- */
+
+struct tables {
+    struct cuda_model *m;
+    struct gemm_weight *host; /* what will lie at m->table */
+    size_t n;
+};
+
+/* Appends the matrices of slots first, first + step, ...; all must have one format. */
+static err_t add(struct tables *t, const struct gemm_weight **out, format_t *f, size_t first, size_t step,
+                 int32_t count, struct err *e)
+{
+    *out = t->m->table + t->n;
+    for (int32_t i = 0; i < count; i++) {
+        size_t slot = first + (size_t)i * step;
+        const struct slot_spec *p = store_spec(t->m->store, slot);
+        if (i == 0) *f = p->shape.format;
+        if (p->shape.format != *f)
+            return err_set(e, ERR_UNSUPPORTED,
+                           "%s is %s, the experts before it are %s: on a GPU the experts of a layer "
+                           "must have one format",
+                           p->name, formats[p->shape.format].name, formats[*f].name);
+        t->host[t->n++] = weights_matrix(&p->shape, store_ptr(t->m->store, slot));
+    }
+    return OK;
+}
+
+static err_t add_layer(struct tables *t, int32_t layer, struct err *e)
+{
+    struct layer_weights *w = &t->m->layers[layer];
+    const struct config *c = &t->m->c;
+    bool dense = c->dense[layer];
+    tensors_layer(&w->slots, c, layer);
+    size_t gate = dense ? w->slots.gate : w->slots.expert0;
+    int32_t n = dense ? 1 : c->n_experts;
+    err_t rc = add(t, &w->q, &w->q_format, w->slots.q, 1, 1, e);
+    if (rc == OK) rc = add(t, &w->k, &w->k_format, w->slots.k, 1, 1, e);
+    if (rc == OK) rc = add(t, &w->v, &w->v_format, w->slots.v, 1, 1, e);
+    if (rc == OK) rc = add(t, &w->o, &w->o_format, w->slots.o, 1, 1, e);
+    if (rc == OK && !dense) rc = add(t, &w->router, &w->router_format, w->slots.router, 1, 1, e);
+    if (rc == OK) rc = add(t, &w->gate, &w->gate_format, gate + MLP_GATE, MLP_SLOTS, n, e);
+    if (rc == OK) rc = add(t, &w->up, &w->up_format, gate + MLP_UP, MLP_SLOTS, n, e);
+    if (rc == OK) rc = add(t, &w->down, &w->down_format, gate + MLP_DOWN, MLP_SLOTS, n, e);
+    if (rc == OK && w->gate_format != w->up_format)
+        rc = err_set(e, ERR_UNSUPPORTED, "layer %d: gate is %s, up is %s: on a GPU they must agree", layer,
+                     formats[w->gate_format].name, formats[w->up_format].name);
+    return rc;
+}
+
+static err_t make_tables(struct cuda_model *m, struct err *e)
+{
+    size_t count = store_slots(m->store), bytes;
+    devptr_t dev;
+    if (!mul_size(&bytes, count, sizeof(struct gemm_weight)))
+        return err_set(e, ERR_NOMEM, "no memory for a table of %zu weights", count);
+    m->layers = mem_try_array((size_t)m->c.n_layers, sizeof m->layers[0]);
+    struct tables t = {.m = m, .host = mem_try(bytes)};
+    err_t rc = m->layers && t.host ? device_alloc(&dev, m->d, bytes, e)
+                                   : err_set(e, ERR_NOMEM, "no memory for a table of %zu weights", count);
+    if (rc == OK) m->table = (void *)(uintptr_t)dev;
+    const struct gemm_weight *head = NULL;
+    if (rc == OK) rc = add(&t, &head, &m->head_format, SLOT_HEAD, 1, 1, e);
+    for (int32_t i = 0; rc == OK && i < m->c.n_layers; i++)
+        rc = add_layer(&t, i, e);
+    if (rc == OK) {
+        m->head = head;
+        m->embed = store_ptr(m->store, SLOT_EMBED);
+        m->norm = store_ptr(m->store, SLOT_NORM);
+        queue_copy(m->q, dev, host_addr(t.host), t.n * sizeof(struct gemm_weight));
+        rc = queue_sync(m->q, e);
+    }
+    mem_free(t.host);
+    return rc;
+}
+
+/* --- life ----------------------------------------------------------------------------------------- */
+
+static err_t upload_angles(struct cuda_model *m, struct err *e)
+{
+    int32_t n = positions_of(&m->c, m->n_pages);
+    size_t len = (size_t)n * (size_t)m->c.head_dim / 2;
+    float *t = mem_try_array(2 * len, sizeof *t);
+    if (t == NULL) return err_set(e, ERR_NOMEM, "no memory for the angles of %d positions", n);
+    rope_angles(t, t + len, &m->c, n);
+    queue_copy(m->q, host_addr(m->cos), host_addr(t), len * sizeof *t);
+    queue_copy(m->q, host_addr(m->sin), host_addr(t + len), len * sizeof *t);
+    err_t rc = queue_sync(m->q, e);
+    mem_free(t);
+    return rc;
+}
+
+static void kv_clear(struct model *base, int32_t page)
+{
+    struct cuda_model *m = (struct cuda_model *)base;
+    CHECK(m->n_clear < m->n_pages);
+    m->clear[m->n_clear++] = page;
+}
+
+static const char *isa(const struct model *base)
+{
+    return ((const struct cuda_model *)base)->name;
+}
+
+static void break_invariance(struct model *base)
+{
+    struct cuda_model *m = (struct cuda_model *)base;
+    m->broken = m->graphs_off = true;
+}
+
+static void cuda_free(struct model *base)
+{
+    struct cuda_model *m = (struct cuda_model *)base;
+    if (m == NULL) return;
+    queue_free(m->q);
+    for (int32_t i = 0; i < m->n_graphs; i++)
+        graph_free(m->graphs[i].graph);
+    if (m->kernels) kernels_free(m->kernels);
+    region_free(m->kv);
+    device_free(m->d, m->work);
+    device_free(m->d, host_addr(m->partial));
+    device_free(m->d, host_addr(m->table));
+    device_free(m->d, host_addr(m->dev.extra));
+    host_free(m->d, m->host.extra);
+    host_free(m->d, m->host_block);
+    mem_free(m->layers);
+    mem_free(m);
+}
+
+static const struct model_ops cuda_ops = {
+    .free = cuda_free,
+    .isa = isa,
+    .kv_clear = kv_clear,
+    .submit = cuda_submit,
+    .collect = cuda_collect,
+    .logits = cuda_logits,
+    .break_invariance = break_invariance,
+};
+
+static struct kernels_shape shape_of(const struct config *c)
+{
+    return (struct kernels_shape){.hidden = c->hidden_size,
+                                  .head_dim = c->head_dim,
+                                  .n_heads = c->n_heads,
+                                  .n_kv_heads = c->n_kv_heads,
+                                  .n_experts = c->n_experts,
+                                  .top_k = c->top_k,
+                                  .vocab = c->vocab_size,
+                                  .kv = KV_BF16};
+}
+
+static void set_sizes(struct cuda_model *m, const struct config *c, const struct cuda_options *o)
+{
+    m->base.ops = &cuda_ops;
+    m->c = *c;
+    m->n_pages = o->n_kv_pages;
+    m->cap = o->max_step_tokens > CUDA_ROWS ? o->max_step_tokens : CUDA_ROWS;
+    m->cap_seqs = o->max_seqs;
+    m->max_pages = table_pages(c, o->n_kv_pages);
+    m->graphs_off = o->no_graphs;
+    m->ld_logits = (c->vocab_size + 7) / 8 * 8;
+    m->kv_half = (size_t)o->n_kv_pages * (size_t)c->n_kv_heads * kv_tile_bytes(KV_BF16, c->head_dim);
+    m->kv_layer = 2 * m->kv_half;
+}
+
+static err_t get_memory(struct cuda_model *m, struct err *e)
+{
+    size_t bytes, kv = m->kv_layer * (size_t)m->c.n_layers;
+    devptr_t partial;
+    if (!place(m, 0, &bytes)) return err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory", m->cap);
+    err_t rc = device_alloc(&m->work, m->d, bytes, e);
+    if (rc != OK) return rc;
+    (void)place(m, m->work, &bytes);
+    queue_fill(m->q, m->work, 0, bytes);
+    rc = device_alloc(&partial, m->d, kernels_attn_bytes(m->kernels), e);
+    if (rc == OK) m->partial = (void *)(uintptr_t)partial;
+    if (rc == OK) rc = place_host(m, e);
+    if (rc == OK) rc = region_new(&m->kv, m->d, kv, e);
+    if (rc == OK) rc = region_map(m->kv, kv, e);
+    return rc;
+}
+
+err_t cuda_model_new(struct model **out, const struct config *c, struct store *s, struct device *d,
+                     const struct cuda_options *o, struct err *e)
+{
+    struct cuda_model *m = mem_alloc(sizeof *m);
+    struct kernels_shape shape = shape_of(c);
+    m->d = d;
+    m->store = s;
+    set_sizes(m, c, o);
+    snprintf(m->name, sizeof m->name, "cuda (%s)", device_about(d)->name);
+    err_t rc = queue_new(&m->q, d, e);
+    if (rc == OK) rc = gemm_open(&m->gemm, d, e);
+    if (rc == OK) rc = kernels_new(&m->kernels, d, &shape, e);
+    if (rc == OK) rc = device_kernel(&m->clear_kernel, d, "clear_pages", sizeof(struct clear_args), 0, e);
+    if (rc == OK) rc = get_memory(m, e);
+    if (rc == OK) rc = make_tables(m, e);
+    if (rc == OK) rc = upload_angles(m, e);
+    if (rc != OK) {
+        cuda_free(&m->base);
+        return rc;
+    }
+    *out = &m->base;
+    return OK;
+}
+
+err_t cuda_model_bytes(size_t *work, size_t *kv_page, const struct config *c, const struct cuda_options *o,
+                       struct err *e)
+{
+    struct cuda_model *m = mem_alloc(sizeof *m);
+    set_sizes(m, c, o);
+    bool ok = place(m, 0, work);
+    *kv_page = m->kv_layer / (size_t)o->n_kv_pages * (size_t)c->n_layers;
+    mem_free(m);
+    return ok ? OK : err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory", o->max_step_tokens);
+}

@@ -1,0 +1,347 @@
+#include "base/mem.h"
+#include "backend/cuda/clear.h"
+#include "model/cuda/cuda_model.h"
+#include <string.h>
+
+static int32_t min_i32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Tokens of a graph that serves n: coarser as n grows, so that few graphs cover all. */
+static int32_t round_tokens(int32_t n)
+{
+    int32_t step = n <= 8 ? 1 : n <= 64 ? 8 : n <= 256 ? 32 : 128;
+    return (n + step - 1) / step * step;
+}
+
+static int32_t round_chunks(int32_t n)
+{
+    int32_t r = 1;
+    while (r < n)
+        r *= 2;
+    return r;
+}
+
+static void to_device(struct cuda_model *m, const void *dev, const void *host, size_t bytes)
+{
+    if (bytes) queue_copy(m->q, host_addr(dev), host_addr(host), bytes);
+}
+
+static void fail(struct cuda_model *m, err_t rc, const char *text)
+{
+    if (m->failed != OK) return;
+    m->failed = rc;
+    (void)err_set(&m->error, rc, "%s", text);
+}
+
+/* --- the arrays of a step ------------------------------------------------------------------------ */
+
+static int32_t max_chunks_of(const struct step *st, int32_t t0, int32_t n)
+{
+    int32_t last = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (st->pos[t0 + i] > last) last = st->pos[t0 + i];
+    return last / ATTN_CHUNK + 1;
+}
+
+static void lay_tokens(struct cuda_slice *s, const struct step *st, int32_t t0, int32_t n)
+{
+    struct cuda_model *m = s->m;
+    struct step_arrays *h = &m->host;
+    int32_t most = kernels_attn_tokens(m->kernels);
+    for (int32_t i = 0; i < n; i++) {
+        h->ids[i] = st->ids[t0 + i];
+        h->pos[i] = st->pos[t0 + i];
+        h->seq[i] = st->seq[t0 + i];
+        struct attn_block *b = s->n_blocks ? &h->blocks[s->n_blocks - 1] : NULL;
+        if (b && b->seq == h->seq[i] && b->n < most && h->pos[b->token] + b->n == h->pos[i])
+            b->n++;
+        else
+            h->blocks[s->n_blocks++] = (struct attn_block){.token = i, .n = 1, .seq = h->seq[i]};
+    }
+    for (int32_t i = 0; i < st->n_seqs; i++) {
+        int32_t pages = min_i32(st->seqs[i].n_pages, s->table_ld);
+        memcpy(h->tables + (size_t)i * (size_t)s->table_ld, st->seqs[i].pages,
+               (size_t)pages * sizeof(int32_t));
+    }
+}
+
+/* Up to `n` tokens of padding. */
+static void pad_tokens(struct cuda_slice *s, int32_t n)
+{
+    struct step_arrays *h = &s->m->host;
+    for (int32_t i = s->n; i < n; i++) {
+        h->ids[i] = h->pos[i] = 0;
+        h->seq[i] = -1;
+        h->blocks[s->n_blocks++] = (struct attn_block){0};
+    }
+    s->n = n;
+}
+
+static bool has_penalty(const struct sample_params *p)
+{
+    return p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f || p->repetition_penalty != 1.0f;
+}
+
+static size_t extra_of(const struct sample_input *in)
+{
+    if (in->target >= 0) return 0;
+    const struct sample_params *p = in->params;
+    return (size_t)(has_penalty(p) ? in->n_output : 0) + 2 * (size_t)p->n_bias + (size_t)in->n_barred;
+}
+
+/* Room for the ids and biases of all rows; nothing of a step in flight reads the old block. */
+static bool reserve_extra(struct cuda_model *m, const struct step *st)
+{
+    size_t want = 0;
+    for (int32_t r = 0; r < st->n_rows; r++)
+        want += extra_of(st->rows[r].in);
+    if (want <= m->cap_extra) return true;
+    struct err e = {0};
+    void *host = NULL;
+    devptr_t dev = 0;
+    want += want / 2;
+    if (host_alloc(&host, m->d, want * sizeof(int32_t), &e) != OK ||
+        device_alloc(&dev, m->d, want * sizeof(int32_t), &e) != OK) {
+        host_free(m->d, host);
+        return false;
+    }
+    host_free(m->d, m->host.extra);
+    device_free(m->d, host_addr(m->dev.extra));
+    m->host.extra = host;
+    m->dev.extra = (int32_t *)(uintptr_t)dev;
+    m->cap_extra = want;
+    return true;
+}
+
+/* Copies n words to the block of extras; their address on the device. */
+static const void *add_extra(struct cuda_model *m, size_t *at, const void *from, int32_t n)
+{
+    if (n == 0) return NULL;
+    memcpy(m->host.extra + *at, from, (size_t)n * sizeof(int32_t));
+    const void *dev = m->dev.extra + *at;
+    *at += (size_t)n;
+    return dev;
+}
+
+static struct sample_spec spec_of(struct cuda_model *m, const struct sample_input *in, size_t *at)
+{
+    struct sample_spec d = {.target = in->target, .n_top = in->n_top, .top_p = 1.0f,
+                            .repetition_penalty = 1.0f};
+    if (in->target >= 0) return d;
+    const struct sample_params *p = in->params;
+    d.temperature = p->temperature;
+    d.top_p = p->top_p;
+    d.min_p = p->min_p;
+    d.top_k = p->top_k;
+    d.frequency_penalty = p->frequency_penalty;
+    d.presence_penalty = p->presence_penalty;
+    d.repetition_penalty = p->repetition_penalty;
+    d.sample_index = p->sample_index;
+    d.seed = p->seed;
+    d.position = in->position;
+    d.n_output = has_penalty(p) ? in->n_output : 0;
+    d.n_bias = p->n_bias;
+    d.n_barred = in->n_barred;
+    d.output_ids = add_extra(m, at, in->output_ids, d.n_output);
+    d.bias_ids = add_extra(m, at, p->bias_ids, d.n_bias);
+    d.bias = add_extra(m, at, p->bias, d.n_bias);
+    d.barred = add_extra(m, at, in->barred, d.n_barred);
+    return d;
+}
+
+/* Rows whose tokens lie in [t0, t0 + n); returns the words of extras. */
+static size_t lay_rows(struct cuda_slice *s, const struct step *st, int32_t t0, int32_t n)
+{
+    struct cuda_model *m = s->m;
+    size_t extra = 0;
+    for (int32_t r = 0; r < st->n_rows; r++) {
+        int32_t t = st->rows[r].token - t0;
+        if (t < 0 || t >= n) continue;
+        m->host.pick[s->n_rows] = t;
+        m->host.specs[s->n_rows++] = spec_of(m, st->rows[r].in, &extra);
+    }
+    return extra;
+}
+
+static void pad_rows(struct cuda_slice *s, int32_t n)
+{
+    for (; s->n_rows < n; s->n_rows++) {
+        s->m->host.pick[s->n_rows] = 0;
+        s->m->host.specs[s->n_rows] = (struct sample_spec){.target = 0, .top_p = 1.0f,
+                                                           .repetition_penalty = 1.0f};
+    }
+}
+
+static void upload(const struct cuda_slice *s, int32_t n_seqs, size_t extra)
+{
+    struct cuda_model *m = s->m;
+    size_t n = (size_t)s->n, rows = (size_t)s->n_rows;
+    to_device(m, m->dev.ids, m->host.ids, n * sizeof(int32_t));
+    to_device(m, m->dev.pos, m->host.pos, n * sizeof(int32_t));
+    to_device(m, m->dev.seq, m->host.seq, n * sizeof(int32_t));
+    to_device(m, m->dev.blocks, m->host.blocks, (size_t)s->n_blocks * sizeof(struct attn_block));
+    to_device(m, m->dev.tables, m->host.tables,
+              (size_t)n_seqs * (size_t)s->table_ld * sizeof(int32_t));
+    to_device(m, m->dev.pick, m->host.pick, rows * sizeof(int32_t));
+    to_device(m, m->dev.specs, m->host.specs, rows * sizeof(struct sample_spec));
+    to_device(m, m->dev.extra, m->host.extra, extra * sizeof(int32_t));
+}
+
+/* --- running it ---------------------------------------------------------------------------------- */
+
+static void clear_pages(struct cuda_model *m)
+{
+    if (m->n_clear == 0) return;
+    to_device(m, m->clear_dev, m->clear, (size_t)m->n_clear * sizeof(int32_t));
+    struct clear_args a = {.kv = (char *)(uintptr_t)region_base(m->kv), .pages = m->clear_dev,
+                           .half_bytes = m->kv_half, .page_bytes = m->kv_half / (size_t)m->n_pages};
+    queue_launch(m->q, &m->clear_kernel,
+                 (struct launch){.grid = {(uint32_t)m->n_clear, (uint32_t)m->c.n_layers * 2},
+                                 .threads = CLEAR_THREADS},
+                 &a);
+    m->n_clear = 0;
+}
+
+static void launch_all(const struct cuda_slice *s)
+{
+    cuda_forward(s);
+    for (int32_t r = 0, n; r < s->n_rows; r += n) {
+        n = min_i32(s->n_rows - r, CUDA_ROWS);
+        cuda_head(s, r, n, true);
+    }
+}
+
+/* NULL: there are too many, or capture failed: launch kernel by kernel. */
+static const struct graph *graph_for(const struct cuda_slice *s)
+{
+    struct cuda_model *m = s->m;
+    for (int32_t i = 0; i < m->n_graphs; i++)
+        if (m->graphs[i].n_tokens == s->n && m->graphs[i].n_chunks == s->max_chunks)
+            return m->graphs[i].graph;
+    if (m->n_graphs == CUDA_GRAPHS) return NULL;
+    struct graph_entry *g = &m->graphs[m->n_graphs];
+    struct err e = {0};
+    queue_capture(m->q);
+    launch_all(s);
+    if (queue_capture_end(m->q, &g->graph, &e) != OK) return NULL;
+    g->n_tokens = s->n;
+    g->n_chunks = s->max_chunks;
+    m->n_graphs++;
+    return g->graph;
+}
+
+/* One token of each sequence, each with a row: what graphs are made for. */
+static bool is_decode(const struct cuda_slice *s, const struct step *st)
+{
+    return !s->m->graphs_off && s->n == st->n_tokens && s->n == st->n_seqs && s->n == st->n_rows &&
+           s->n == s->n_blocks && round_tokens(s->n) <= min_i32(s->m->cap, CUDA_GRAPH_TOKENS);
+}
+
+static void run_slice(struct cuda_model *m, const struct step *st, int32_t t0, int32_t n)
+{
+    struct cuda_slice s = {.m = m, .n = n};
+    s.max_chunks = round_chunks(max_chunks_of(st, t0, n));
+    s.table_ld = s.max_chunks * (ATTN_CHUNK / KV_PAGE);
+    lay_tokens(&s, st, t0, n);
+    size_t extra = lay_rows(&s, st, t0, n);
+    bool decode = is_decode(&s, st);
+    if (decode) {
+        pad_tokens(&s, round_tokens(n));
+        pad_rows(&s, s.n);
+    }
+    upload(&s, st->n_seqs, extra);
+    const struct graph *g = decode ? graph_for(&s) : NULL;
+    if (g)
+        queue_graph(m->q, g);
+    else
+        launch_all(&s);
+    queue_copy(m->q, host_addr(m->host_results), host_addr(m->results),
+               (size_t)s.n_rows * sizeof(struct sample_result));
+}
+
+static void hand_over(const struct cuda_model *m, const struct step *st, int32_t t0, int32_t n)
+{
+    int32_t at = 0;
+    for (int32_t r = 0; r < st->n_rows; r++) {
+        int32_t t = st->rows[r].token - t0;
+        if (t < 0 || t >= n) continue;
+        const struct sample_result *from = &m->host_results[at++];
+        struct sample_output *to = st->rows[r].out;
+        to->id = from->id;
+        to->logprob = from->logprob;
+        to->finite = from->finite != 0;
+        to->n_top = from->n_top;
+        memcpy(to->top_ids, from->top_ids, (size_t)from->n_top * sizeof(int32_t));
+        memcpy(to->top_logprobs, from->top_logprobs, (size_t)from->n_top * sizeof(float));
+    }
+}
+
+void cuda_submit(struct model *base, const struct step *st)
+{
+    struct cuda_model *m = (struct cuda_model *)base;
+    if (m->failed != OK) return;
+    if (!reserve_extra(m, st)) {
+        fail(m, ERR_NOMEM, "no memory for the sampling parameters of a step");
+        return;
+    }
+    clear_pages(m);
+    for (int32_t t = 0, n; t < st->n_tokens; t += n) {
+        n = min_i32(st->n_tokens - t, m->cap);
+        run_slice(m, st, t, n);
+        if (t + n == st->n_tokens) break; /* the last one is collected later */
+        struct err e = {0};
+        err_t rc = queue_sync(m->q, &e);
+        if (rc != OK) {
+            fail(m, rc, e.msg);
+            return;
+        }
+        hand_over(m, st, t, n);
+    }
+}
+
+err_t cuda_collect(struct model *base, const struct step *st, struct err *e)
+{
+    struct cuda_model *m = (struct cuda_model *)base;
+    if (m->failed == OK) {
+        struct err why = {0};
+        err_t rc = queue_sync(m->q, &why);
+        if (rc != OK) fail(m, rc, why.msg);
+    }
+    if (m->failed != OK) {
+        err_t rc = err_set(e, m->failed, "%s", m->error.msg);
+        if (rc == ERR_NOMEM) m->failed = OK; /* the device lives; this step alone is lost */
+        return rc;
+    }
+    int32_t last = st->n_tokens > 0 ? (st->n_tokens - 1) / m->cap * m->cap : 0;
+    hand_over(m, st, last, st->n_tokens - last);
+    return OK;
+}
+
+err_t cuda_logits(struct model *base, const struct step *st, const int32_t *tokens, int32_t n, float *logits,
+                  struct err *e)
+{
+    struct cuda_model *m = (struct cuda_model *)base;
+    CHECK(st->n_tokens <= m->cap && n <= m->cap);
+    struct cuda_slice s = {.m = m, .n = st->n_tokens};
+    s.max_chunks = round_chunks(max_chunks_of(st, 0, s.n));
+    s.table_ld = s.max_chunks * (ATTN_CHUNK / KV_PAGE);
+    clear_pages(m);
+    lay_tokens(&s, st, 0, s.n);
+    memcpy(m->host.pick, tokens, (size_t)n * sizeof(int32_t));
+    s.n_rows = n;
+    upload(&s, st->n_seqs, 0);
+    cuda_forward(&s);
+    size_t vocab = (size_t)m->c.vocab_size;
+    for (int32_t r = 0, k; r < n; r += k) {
+        k = min_i32(n - r, CUDA_ROWS);
+        cuda_head(&s, r, k, false);
+        for (int32_t i = 0; i < k; i++)
+            queue_copy(m->q, host_addr(logits + (size_t)(r + i) * vocab),
+                       host_addr(m->logits + (size_t)i * (size_t)m->ld_logits), vocab * sizeof(float));
+        err_t rc = queue_sync(m->q, e);
+        if (rc != OK) return rc;
+    }
+    return OK;
+}
