@@ -1,0 +1,221 @@
+/*
+ * bench_cuda_attn.c - attention of Qwen3-30B-A3B's shape (32 query, 4 KV heads, head_dim 128) on the GPU,
+ * beside its floor.
+ *
+ *     build/bench/bench_cuda_attn
+ *
+ * Decode: K and V bytes over 4,390 GB/s (the read bandwidth measured on an H200).  Prefill: 4 * head_dim
+ * operations a query head and causal pair over 670 TFLOP/s (what the chip sustains).  Each line is a graph of
+ * launches over enough layers of random KV to leave the L2 cache, median of its replays, per launch.
+ */
+#include "backend/backend.h"
+#include "backend/cuda/kernels.h"
+#include "base/mem.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HEADS = 32, KV_HEADS = 4, HEAD_DIM = 128, REPEATS = 15 };
+#define READ_GBS 4390.0
+#define TFLOPS   670.0
+
+struct rig {
+    struct device *d;
+    struct queue *q;
+    struct event *from, *to;
+};
+
+struct bench {
+    const char *name;
+    kv_type_t kv;
+    attn_kind_t kind;
+    int32_t seqs, context, tokens; /* the last `tokens` of each sequence are queries */
+    int32_t shared;                /* leading tokens whose pages all sequences share */
+};
+
+static void must(err_t rc, const struct err *e)
+{
+    if (rc == OK) return;
+    fprintf(stderr, "bench_cuda_attn: %s\n", e->msg);
+    exit(1);
+}
+
+static devptr_t alloc(struct rig *r, size_t bytes)
+{
+    struct err e = {0};
+    devptr_t p = 0;
+    must(device_alloc(&p, r->d, bytes, &e), &e);
+    return p;
+}
+
+static devptr_t upload(struct rig *r, const void *from, size_t bytes)
+{
+    struct err e = {0};
+    devptr_t p = alloc(r, bytes);
+    queue_copy(r->q, p, host_addr(from), bytes);
+    must(queue_sync(r->q, &e), &e);
+    return p;
+}
+
+/* Random bf16 or e4m3 values below 2 in size, repeated through the buffer. */
+static devptr_t random_kv(struct rig *r, kv_type_t kv, size_t bytes)
+{
+    enum { BLOCK = 4 << 20 };
+    struct err e = {0};
+    uint8_t *block = mem_alloc(BLOCK);
+    uint64_t s = 1;
+    for (size_t i = 0; i < BLOCK; i += 2) {
+        s = s * 6364136223846793005u + 1442695040888963407u;
+        uint16_t h = (uint16_t)(s >> 40);
+        h = kv == KV_BF16 ? f32_to_bf16((float)(int16_t)h * 0x1p-14f) : (uint16_t)(h & 0xbfbf);
+        memcpy(block + i, &h, 2);
+    }
+    devptr_t p = alloc(r, bytes);
+    for (size_t at = 0; at < bytes; at += BLOCK)
+        queue_copy(r->q, p + at, host_addr(block), bytes - at < BLOCK ? bytes - at : BLOCK);
+    must(queue_sync(r->q, &e), &e);
+    mem_free(block);
+    return p;
+}
+
+struct setup {
+    int32_t n_blocks, n_tokens, n_pages, table_ld;
+    struct attn_block *blocks;
+    int32_t *pos, *tables;
+};
+
+static void setup_new(struct setup *s, const struct bench *b, int32_t most)
+{
+    *s = (struct setup){.n_tokens = b->seqs * b->tokens, .table_ld = (b->context + KV_ROWS - 1) / KV_ROWS};
+    s->blocks = mem_alloc((size_t)s->n_tokens * sizeof *s->blocks);
+    s->pos = mem_alloc((size_t)s->n_tokens * 4);
+    s->tables = mem_alloc((size_t)(b->seqs * s->table_ld) * 4);
+    int32_t own = s->table_ld - b->shared / KV_ROWS;
+    s->n_pages = b->shared / KV_ROWS + b->seqs * own;
+    for (int32_t i = 0; i < b->seqs; i++) {
+        for (int32_t p = 0; p < s->table_ld; p++) {
+            int32_t page = p < b->shared / KV_ROWS ? p : b->shared / KV_ROWS + (p - b->shared / KV_ROWS) * b->seqs + i;
+            s->tables[i * s->table_ld + p] = page;
+        }
+        for (int32_t t = 0; t < b->tokens; t += most) {
+            int32_t n = b->tokens - t < most ? b->tokens - t : most;
+            s->blocks[s->n_blocks++] = (struct attn_block){i * b->tokens + t, n, i};
+        }
+        for (int32_t t = 0; t < b->tokens; t++)
+            s->pos[i * b->tokens + t] = b->context - b->tokens + t;
+    }
+}
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* Median ms of a graph. */
+static float replay(struct rig *r, const struct graph *g)
+{
+    struct err e = {0};
+    float ms[REPEATS];
+    for (int i = -3; i < REPEATS; i++) {
+        queue_record(r->q, r->from);
+        queue_graph(r->q, g);
+        queue_record(r->q, r->to);
+        must(queue_sync(r->q, &e), &e);
+        if (i >= 0) must(event_ms(&ms[i], r->from, r->to, &e), &e);
+    }
+    qsort(ms, REPEATS, sizeof ms[0], by_value);
+    return ms[REPEATS / 2];
+}
+
+static void report(const struct bench *b, double us)
+{
+    double bytes = 0.0, ops = 0.0;
+    for (int32_t t = 0; t < b->tokens; t++)
+        ops += 4.0 * HEAD_DIM * HEADS * (double)b->seqs * (double)(b->context - b->tokens + t + 1);
+    bytes = 2.0 * KV_HEADS * HEAD_DIM * (b->kv == KV_BF16 ? 2.0 : 1.0) *
+            ((double)b->shared + (double)b->seqs * (double)(b->context - b->shared));
+    double memory = bytes / READ_GBS * 1e-3, compute = ops / TFLOPS * 1e-6, floor_us = memory > compute ? memory : compute;
+    printf("%-34s %9.1f us   floor %8.1f  %4.0f %%   %6.0f GB/s  %5.0f TFLOP/s\n", b->name, us, floor_us,
+           100.0 * floor_us / us, bytes / us * 1e-3, ops / us * 1e-6);
+    fflush(stdout);
+}
+
+static void run(struct rig *r, const struct bench *b)
+{
+    struct err e = {0};
+    struct kernels_shape shape = {.hidden = 2048, .vocab = 151936, .n_heads = HEADS, .n_kv_heads = KV_HEADS,
+                                  .head_dim = HEAD_DIM, .n_experts = 128, .top_k = 8, .kv = b->kv};
+    struct kernels *k = NULL;
+    struct setup s;
+    must(kernels_new(&k, r->d, &shape, &e), &e);
+    setup_new(&s, b, kernels_attn_tokens(k, b->kind));
+    size_t layer = (size_t)s.n_pages * KV_HEADS * kv_tile_bytes(b->kv, HEAD_DIM);
+    int32_t layers = (int32_t)((400u << 20) / (2 * layer) + 1), max_chunks = (b->context + ATTN_CHUNK - 1) / ATTN_CHUNK;
+    layers = layers > 96 ? 96 : layers;
+    devptr_t kp = random_kv(r, b->kv, layer * (size_t)layers), vp = random_kv(r, b->kv, layer * (size_t)layers);
+    size_t rows = (size_t)s.n_tokens * HEADS * HEAD_DIM * 2, counters = (size_t)(s.n_blocks * KV_HEADS) * 4;
+    devptr_t dev[] = {random_kv(r, KV_BF16, rows), alloc(r, rows), upload(r, s.tables, (size_t)(b->seqs * s.table_ld) * 4),
+                      upload(r, s.blocks, (size_t)s.n_blocks * sizeof *s.blocks), upload(r, s.pos, (size_t)s.n_tokens * 4),
+                      alloc(r, ((size_t)s.n_blocks + 1) * sizeof(struct attn_span)),
+                      alloc(r, kernels_attn_bytes(k, b->kind, max_chunks)), alloc(r, counters), kp, vp};
+    struct attn_plan_args p = {(const struct attn_block *)dev[3], (const int32_t *)dev[4], (struct attn_span *)dev[5],
+                               s.n_blocks, KV_HEADS, ATTN_CHUNK};
+    struct attn_args a = {.q = (const uint16_t *)dev[0], .out = (uint16_t *)dev[1], .tables = (const int32_t *)dev[2],
+                          .table_ld = s.table_ld, .spans = (const struct attn_span *)dev[5], .partial = (float *)dev[6],
+                          .arrived = (uint32_t *)dev[7], .n_blocks = s.n_blocks, .n_kv_heads = KV_HEADS,
+                          .group = HEADS / KV_HEADS, .max_chunks = max_chunks, .first_chunk = ATTN_CHUNK,
+                          .scale = 1.0f / sqrtf((float)HEAD_DIM), .v_scale = 1.0f};
+    queue_fill(r->q, dev[7], 0, counters);
+    kernels_attn_plan(k, r->q, &p, false);
+    must(queue_sync(r->q, &e), &e);
+    struct graph *g = NULL;
+    queue_capture(r->q);
+    for (int32_t i = 0; i < layers; i++) {
+        a.k = (const void *)(kp + layer * (size_t)i);
+        a.v = (const void *)(vp + layer * (size_t)i);
+        kernels_attn(k, r->q, b->kind, &a, i > 0);
+    }
+    must(queue_capture_end(r->q, &g, &e), &e);
+    report(b, (double)replay(r, g) * 1e3 / (double)layers);
+    graph_free(g);
+    for (size_t i = 0; i < sizeof dev / sizeof dev[0]; i++)
+        device_free(r->d, dev[i]);
+    mem_free(s.blocks), mem_free(s.pos), mem_free(s.tables);
+    kernels_free(k);
+}
+
+int main(void)
+{
+    static const struct bench benches[] = {
+        {"decode bf16, batch 1 x 1,000", KV_BF16, ATTN_DECODE, 1, 1000, 1, 0},
+        {"decode bf16, batch 8 x 1,000", KV_BF16, ATTN_DECODE, 8, 1000, 1, 0},
+        {"decode bf16, batch 64 x 1,000", KV_BF16, ATTN_DECODE, 64, 1000, 1, 0},
+        {"decode bf16, batch 64 x 1,024", KV_BF16, ATTN_DECODE, 64, 1024, 1, 0},
+        {"decode bf16, batch 256 x 1,000", KV_BF16, ATTN_DECODE, 256, 1000, 1, 0},
+        {"decode bf16, batch 256 x 1,024", KV_BF16, ATTN_DECODE, 256, 1024, 1, 0},
+        {"decode bf16, 1,209 x 1,100, 960 shared", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960},
+        {"decode bf16, batch 1 x 32,768", KV_BF16, ATTN_DECODE, 1, 32768, 1, 0},
+        {"decode e4m3, batch 1 x 1,000", KV_E4M3, ATTN_DECODE, 1, 1000, 1, 0},
+        {"decode e4m3, batch 64 x 1,000", KV_E4M3, ATTN_DECODE, 64, 1000, 1, 0},
+        {"decode e4m3, batch 256 x 1,000", KV_E4M3, ATTN_DECODE, 256, 1000, 1, 0},
+        {"prefill bf16, 1 x 8,192", KV_BF16, ATTN_PREFILL, 1, 8192, 8192, 0},
+        {"prefill bf16, 8 x 1,024", KV_BF16, ATTN_PREFILL, 8, 1024, 1024, 0},
+        {"prefill bf16, 512 after 7,680", KV_BF16, ATTN_PREFILL, 1, 8192, 512, 0},
+        {"prefill e4m3, 1 x 8,192", KV_E4M3, ATTN_PREFILL, 1, 8192, 8192, 0},
+    };
+    struct rig r = {0};
+    struct err e = {0};
+    must(device_open(&r.d, 0, 0, &e), &e);
+    must(queue_new(&r.q, r.d, &e), &e);
+    must(event_new(&r.from, r.d, true, &e), &e);
+    must(event_new(&r.to, r.d, true, &e), &e);
+    printf("%s\n", device_about(r.d)->name);
+    for (size_t i = 0; i < sizeof benches / sizeof benches[0]; i++)
+        run(&r, &benches[i]);
+    event_free(r.from), event_free(r.to);
+    queue_free(r.q);
+    device_close(r.d);
+    return 0;
+}

@@ -1,0 +1,273 @@
+/*
+ * kernels.h - attention and the small kernels: their arguments, their launchers.
+ *
+ *     struct kernels *k;
+ *     if (kernels_new(&k, d, &shape, e) != OK) ...     // finds every kernel; names what is missing
+ *     kernels_norm(k, q, NORM_ADD, &args, rows);       // queued; failures come from queue_sync
+ *
+ * Pointers in the structs are device addresses.  A launcher queues work and never fails by itself;
+ * its argument rules are CHECKed.  All kernels may be launched programmatically (they wait for
+ * their predecessor before they read anything a step produces), and none depends on how many rows
+ * it is given: a row's results have the same bits in any batch.
+ *
+ * Bits against the CPU (DESIGN.md 4): norm, rope, swiglu, combine, route and the sampler's logsumexp
+ * are the CPU's operations in the CPU's order, so equal inputs give equal outputs.  Attention shares
+ * the exp, the chunk's maximum, the row sum's lanes and the fold; its products run on the tensor
+ * core and differ from the CPU's FMA chains.  The sampler's double logarithms are CUDA's.
+ */
+#ifndef BACKEND_CUDA_KERNELS_H
+#define BACKEND_CUDA_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* --- residual stream: x from one of four sources, then its RMSNorm ----------------------------- */
+
+#define NORM_MAX 8192 /* columns; a multiple of 8 */
+
+typedef enum {
+    NORM_PLAIN,   /* x as it is */
+    NORM_EMBED,   /* x = embed[ids[i]] */
+    NORM_ADD,     /* x += y */
+    NORM_COMBINE, /* x += sum over j in order of weight[j] * expert row[j], as backend.h's combine */
+    NORM_SOURCES
+} norm_source_t;
+
+struct norm_args {
+    float *x;              /* [rows][n] residual stream; written unless PLAIN */
+    const float *y;        /* ADD: [rows][n] */
+    const int32_t *ids;    /* EMBED: [rows]; outside the vocabulary: zeros */
+    const uint16_t *embed; /* EMBED: [vocab][n] bf16 */
+    const uint16_t *expert;  /* COMBINE: [expert rows][n] bf16 */
+    const int32_t *row_of;   /* COMBINE: [rows][top_k], -1: contributes nothing */
+    const uint32_t *packed;  /* COMBINE: [rows][top_k], the bf16 weight in the low half */
+    const uint16_t *w;     /* [n] bf16 norm weight */
+    uint16_t *out;         /* [rows][n] bf16 = round(x / rms(x) * w); NULL: no norm */
+    const int32_t *pick;   /* PLAIN: output row i is x row pick[i]; NULL: i */
+    int32_t n, vocab, top_k;
+    float eps;
+};
+
+/* --- q/k norm, rotation, KV write --------------------------------------------------------------- */
+
+/*
+ * KV pages as kernels read them.  One layer's K (V likewise): [page][kv head][tile], a tile holding
+ * KV_ROWS keys of one head, in blocks of 64 elements a row:
+ *
+ *     tile = [head_dim / 64][KV_ROWS][64 elements]
+ *
+ * with the 16-byte pieces of a row in swizzled order, so that ldmatrix and wgmma read copies of it
+ * without bank conflicts: piece c of row r lies at c ^ (r % 8) (BF16: 128-byte rows, the 128 B
+ * swizzle of the tensor copy engine) or c ^ (r / 2 % 4) (E4M3: 64-byte rows, its 64 B swizzle).
+ */
+#define KV_ROWS 16
+
+typedef enum { KV_BF16, KV_E4M3, KV_TYPES } kv_type_t;
+
+static inline size_t kv_tile_bytes(kv_type_t type, int32_t head_dim)
+{
+    return (size_t)KV_ROWS * (size_t)head_dim * (type == KV_BF16 ? 2 : 1);
+}
+
+struct rope_args {
+    const float *qkv;       /* [tokens][ld]: q heads, then k heads, then v heads */
+    int64_t ld;
+    const uint16_t *q_norm, *k_norm; /* [head_dim] bf16 */
+    const float *cos, *sin; /* [positions][head_dim / 2] */
+    const int32_t *pos;     /* [tokens] */
+    const int32_t *seq;     /* [tokens]: row of `tables`; < 0: a padding token, writes nothing */
+    const int32_t *tables;  /* [sequences][table_ld] page ids */
+    int64_t table_ld;
+    uint16_t *q;            /* [tokens][n_heads * head_dim] bf16 */
+    void *k, *v;            /* one layer's pages */
+    int32_t n_heads, n_kv_heads;
+    float eps;
+    float k_scale, v_scale; /* E4M3: what is stored is k / k_scale, v / v_scale, saturating */
+};
+
+/* --- SwiGLU apart from a GEMM ------------------------------------------------------------------- */
+
+struct swiglu_args {
+    const float *gate, *up; /* [rows][ld] */
+    int64_t ld;
+    uint16_t *out;          /* [rows][n] bf16 */
+    const int32_t *n_rows;  /* on the device; NULL: all rows of the launch */
+    int32_t n;              /* a multiple of 4 */
+};
+
+/* --- paged attention ---------------------------------------------------------------------------- */
+
+/*
+ * Keys come in chunks of ATTN_CHUNK at absolute positions.  For each query head and chunk:
+ *
+ *     s[key] = (k16 steps over head_dim in order on the tensor core) * scale
+ *     m = max s;  P = bf16(exp(s - m));  l = sum of P by lanes (key % 16);
+ *     O = k16 steps over the chunk's keys in order on the tensor core, from zero
+ *
+ * and chunks are folded left to right by position.  Decode, prefill, any cut of a prompt and any
+ * split over blocks of threads give the same bits.
+ */
+#define ATTN_CHUNK     256
+#define ATTN_GROUP_MAX 16 /* query heads a KV head */
+
+/* Shared memory of attn.cu's kernels for nt * 8 query columns (a column: one head of one token). */
+#define ATTN_STAGES_MAX 24
+#define ATTN_SMEM_MAX   231424
+#define ATTN_STAGE_BYTES(type, head_dim) (4 * KV_ROWS * (head_dim) * ((type) == KV_BF16 ? 2 : 1))
+#define ATTN_FIXED_BYTES(head_dim, nt) ((head_dim) / 16 * (nt)*256 + 16 * (nt)*256 + (nt)*480 + ATTN_STAGES_MAX * 16)
+#define ATTN_FIT(type, head_dim, nt)                                                               \
+    ((ATTN_SMEM_MAX - ATTN_FIXED_BYTES(head_dim, nt)) / ATTN_STAGE_BYTES(type, head_dim))
+#define ATTN_STAGES(type, head_dim, nt)                                                            \
+    (ATTN_FIT(type, head_dim, nt) < ATTN_STAGES_MAX ? ATTN_FIT(type, head_dim, nt) : ATTN_STAGES_MAX)
+#define ATTN_SMEM(type, head_dim, nt)                                                              \
+    (ATTN_STAGES(type, head_dim, nt) * ATTN_STAGE_BYTES(type, head_dim) + ATTN_FIXED_BYTES(head_dim, nt))
+
+/* Tokens [token, token + n) of the step: neighbours in position of sequence `seq`, at most
+ * kernels_attn_tokens() of them; n == 0: nothing (padding). */
+struct attn_block {
+    int32_t token, n, seq;
+};
+
+/* Made on the device by attn_plan, once a step, for all layers. */
+struct attn_span {
+    int32_t first; /* items before this block: an item is one chunk of one KV head */
+    int32_t token, n, seq, n_keys;
+};
+
+struct attn_plan_args {
+    const struct attn_block *blocks; /* [n_blocks] */
+    const int32_t *pos;              /* [tokens] */
+    struct attn_span *spans;         /* [n_blocks + 1]; the last one's `first` is the total */
+    int32_t n_blocks, n_kv_heads;
+    int32_t first_chunk; /* keys of the first chunk: ATTN_CHUNK, but for tests of invariance */
+};
+
+struct attn_args {
+    const uint16_t *q; /* [tokens][n_heads * head_dim] bf16 */
+    uint16_t *out;     /* the same shape */
+    const void *k, *v; /* one layer's pages */
+    const int32_t *tables;
+    int64_t table_ld;
+    const struct attn_span *spans;
+    float *partial;    /* workspace, kernels_attn_bytes() */
+    uint32_t *arrived; /* [n_blocks * n_kv_heads] zeros; zeros again afterwards */
+    int32_t n_blocks, n_kv_heads, group;
+    int32_t max_chunks; /* of any block: ceil of its keys / ATTN_CHUNK, or more */
+    int32_t first_chunk;
+    float scale;   /* of the scores; for E4M3 times k_scale */
+    float v_scale; /* E4M3: of the output */
+};
+
+/* --- routing ------------------------------------------------------------------------------------ */
+
+#define ROUTE_EXPERTS_MAX 512
+#define ROUTE_TOP_K_MAX   64
+
+/*
+ * Softmax of the router's logits, the top k (ties to the lower index), weights rounded once to BF16;
+ * then the plan: rows of this slice's experts in order of expert, then token, then k.  An id outside
+ * [first, first + n_local) has no row here.
+ */
+struct route_args {
+    const float *logits; /* [tokens][n_experts]; NULL: `packed` comes from elsewhere */
+    const int32_t *seq;  /* [tokens]: < 0: a padding token, goes to no expert; NULL: none is */
+    uint32_t *packed;    /* [tokens][top_k]: id << 16 | bf16 weight; a signed id */
+    int32_t *offsets;    /* [n_local + 1]: rows of expert first + e are [offsets[e], offsets[e + 1]) */
+    int32_t *token_of;   /* [tokens * top_k]: the token of a row */
+    int32_t *row_of;     /* [tokens][top_k]: -1: none */
+    uint32_t *ticket;    /* one zero; zero again afterwards */
+    int32_t n_tokens, n_experts, top_k, first, n_local;
+    int32_t normalise;   /* weights of a token add to 1 */
+};
+
+/* --- sampling: sample.h on the device ----------------------------------------------------------- */
+
+#define SAMPLE_TOP_MAX 128
+#define SAMPLE_VOCAB_MAX (1 << 18)
+
+struct sample_spec {
+    int32_t target; /* >= 0: score this id; -1: sample */
+    int32_t n_top;
+    float temperature, top_p, min_p;
+    int32_t top_k;
+    float frequency_penalty, presence_penalty, repetition_penalty;
+    uint32_t sample_index;
+    uint64_t seed, position;
+    const int32_t *output_ids; /* of the counts for penalties */
+    const int32_t *bias_ids;   /* distinct */
+    const float *bias;         /* finite */
+    const int32_t *barred;
+    int32_t n_output, n_bias, n_barred, unused;
+};
+
+struct sample_result {
+    int32_t id;
+    float logprob;
+    int32_t finite, n_top;
+    int32_t top_ids[SAMPLE_TOP_MAX];
+    float top_logprobs[SAMPLE_TOP_MAX];
+};
+
+struct sample_part { /* of one row's block of 4096 logits */
+    float max;
+    int32_t arg;          /* its first place */
+    int32_t n_low, n_bad; /* -inf; NaN or +inf */
+    float sum;            /* of exp(x - the row's max), by lanes */
+    float score;          /* best of the block's draw */
+    int32_t drawn;        /* its id, -1: none */
+};
+
+struct sample_args {
+    float *logits; /* [rows][ld], overwritten; ld a multiple of 4 */
+    int64_t ld;
+    const struct sample_spec *specs;  /* [rows] */
+    struct sample_result *out;        /* [rows] */
+    int32_t *next_ids;                /* [rows]: out[i].id again, for the next step; NULL: not wanted */
+    struct sample_part *parts;        /* [rows][kernels_sample_parts()] */
+    int32_t *lowered;                 /* [rows][2] */
+    uint32_t *counts;                 /* [rows][vocab] zeros; zeros again afterwards */
+    int32_t vocab;
+};
+
+/* --- launchers ---------------------------------------------------------------------------------- */
+
+#ifndef __CUDACC__
+#include "backend/cuda/device.h"
+
+struct kernels;
+
+struct kernels_shape {
+    int32_t hidden, vocab, n_heads, n_kv_heads, head_dim;
+    int32_t n_experts, top_k; /* 0, 0: a dense model */
+    kv_type_t kv;
+};
+
+/* ERR_UNSUPPORTED names the field that no kernel takes, its value and what is allowed. */
+err_t kernels_new(struct kernels **out, struct device *d, const struct kernels_shape *s, struct err *e) MUST_USE;
+void kernels_free(struct kernels *k); /* NULL is fine */
+
+/* `programmatic`: see struct launch. */
+void kernels_norm(const struct kernels *k, struct queue *q, norm_source_t source, const struct norm_args *a, int32_t rows,
+                  bool programmatic);
+void kernels_rope(const struct kernels *k, struct queue *q, const struct rope_args *a, int32_t tokens, bool programmatic);
+void kernels_swiglu(const struct kernels *k, struct queue *q, const struct swiglu_args *a, int32_t rows,
+                    bool programmatic);
+/* With logits NULL only the plan is made. */
+void kernels_route(const struct kernels *k, struct queue *q, const struct route_args *a, bool programmatic);
+
+/* Which kernel runs a block: chosen by its number of tokens, never by its bits. */
+typedef enum { ATTN_DECODE, ATTN_PREFILL, ATTN_KINDS } attn_kind_t;
+int32_t kernels_attn_tokens(const struct kernels *k, attn_kind_t kind); /* most tokens of a block */
+size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind, int32_t max_chunks); /* of `partial` */
+void kernels_attn_plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a, bool programmatic);
+void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind, const struct attn_args *a,
+                  bool programmatic);
+
+int32_t kernels_sample_parts(const struct kernels *k); /* a row */
+/* Four kernels. */
+void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a, int32_t rows,
+                    bool programmatic);
+#endif
+
+#endif
