@@ -4,7 +4,9 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include "base/file.h"
 #include "format/format.h"
+#include "format_doc.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -280,12 +282,26 @@ static void checks(void **state)
     assert_false(format_check_zero_blocks(&q, 0, 1, &at));
 }
 
+static void document(void **state)
+{
+    (void)state;
+    struct buf want = {0}, got = {0};
+    struct err e = {0};
+    format_doc(&want);
+    assert_false(want.failed);
+    if (file_read(&got, "docs/formats.md", 1 << 20, &e) != OK) fail_msg("%s", e.msg);
+    if (strcmp(got.data, want.data) != 0) fail_msg("docs/formats.md is old: run make docs");
+    buf_release(&want);
+    buf_release(&got);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scalars_decode), cmocka_unit_test(scalars_encode), cmocka_unit_test(names),
         cmocka_unit_test(sizes),          cmocka_unit_test(fp4_products),   cmocka_unit_test(fp8_products),
         cmocka_unit_test(groups_at_edges), cmocka_unit_test(checks),
+        cmocka_unit_test(document),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
