@@ -72,12 +72,13 @@ static inline void format_doc_acts(struct buf *b)
 
 static inline void format_doc(struct buf *b)
 {
-    buf_puts(b, "# Weight formats\n\n"
-                "Written by `make docs` from `src/format`; a test compares it.  The headers there "
-                "(`format.h`, `encode.h`,\n`act.h`) define the arithmetic to the last bit.\n\n"
-                "A weight is `element * scale * tensor scale`; every scale multiplies on decoding.  "
-                "Elements and scales are row-major,\n4-bit elements two a byte with the even one in "
-                "the low half, edge groups are partial and nothing is padded.\n\n");
+    buf_puts(b,
+             "# Weight formats\n\n"
+             "Written by `make docs` from `src/format`; a test compares it.  The headers there "
+             "(`format.h`, `encode.h`,\n`act.h`) define the arithmetic to the last bit.\n\n"
+             "A weight is `element * scale * tensor scale`; every scale multiplies on decoding.  "
+             "Elements and scales are row-major,\n4-bit elements two a byte with the even one in "
+             "the low half, edge groups are partial and nothing is padded.\n\n");
     format_doc_formats(b);
     buf_puts(b, "\n## Encoding rules\n\n`moult quantize --rule NAME`.\n\n");
     format_doc_rules(b);

@@ -78,8 +78,8 @@ const struct act acts[ACT_COUNT] = {
     [ACT_MXFP8] = {"mxfp8", "E4M3, E8M0 scale each 32", 0, false, mxfp8_row},
     [ACT_NVFP4] = {"nvfp4", "E2M1, E4M3 scale each 16, the checkpoint's input_scale", ACT_ROW, true,
                    nvfp4_row},
-    [ACT_NVFP4_PER_TOKEN] = {"nvfp4-per-token", "E2M1, E4M3 scale each 16, f32 scale a row", ACT_ROW,
-                             false, nvfp4_token_row},
+    [ACT_NVFP4_PER_TOKEN] = {"nvfp4-per-token", "E2M1, E4M3 scale each 16, f32 scale a row",
+                             ACT_ROW, false, nvfp4_token_row},
 };
 
 act_t act_find(const char *name)

@@ -3,12 +3,12 @@
  *
  * A kernel there multiplies codes and applies scales afterwards.  act_row gives the same split:
  *
- *     x[i]  is replaced by  out[i] * scale[i / scale_group]       (one scale: scale[0]; none: out[i])
+ *     x[i]  becomes  out[i] * scale[i / scale_group]    (one scale: scale[0]; none: out[i])
  *
- * where every out[i] is exactly representable in BF16 (code, or code times a power of two or an E4M3
- * scale), so that a BF16 GEMM over `out` sums exactly what the device sums.  The f32 scales are for
- * the accumulator: one each 128 of K (fp8_block: multiply the partial sum of that segment), or one for
- * the row (nvfp4: multiply the whole sum).
+ * where every out[i] is exactly representable in BF16 (a code, or a code times a power of two or an
+ * E4M3 scale), so that a BF16 GEMM over `out` sums exactly what the device sums.  The f32 scales
+ * are for the accumulator: one each 128 of K (fp8-block: multiply the partial sum of that segment),
+ * or one for the row (nvfp4: multiply the whole sum).
  *
  * a is the largest magnitude of a group of K; arithmetic is f32, each operation rounded to nearest
  * even in the order written; e4m3 and e2m1 round to nearest even and saturate.  Inputs are finite.
@@ -16,8 +16,9 @@
  *   bf16             out = bf16(x)
  *   fp8-block        a of 128, at least 1e-10; scale = a * (1 / 448); out = e4m3(x * (448 / a)).
  *                    (SGLang, per_token_group_quant_8bit.cu, which feeds DeepGEMM.)
- *   mxfp8            a of 32; s = least power of two >= a / 448; out = e4m3(x / s) * s.  (FlashInfer,
- *                    Transformer Engine.)  Exact unless a < 448 * 2^-124: then nearest BF16.
+ *   mxfp8            a of 32; s = least power of two >= a / 448; out = e4m3(x / s) * s.
+ *                    Exact unless a < 448 * 2^-124: then nearest BF16.  (FlashInfer,
+ *                    Transformer Engine.)
  *   nvfp4            g = 1 / input_scale of the checkpoint, encode.h's transformer-engine rule with
  *                    that g on groups of 16; out = e2m1 * e4m3; scale = input_scale.  (FlashInfer's
  *                    fp4_quantize with FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH.)
@@ -60,7 +61,7 @@ extern const struct act acts[ACT_COUNT];
 act_t act_find(const char *name);
 /* f32 scales of a row. */
 size_t act_scales(act_t a, size_t cols);
-/* out[cols] may be x; scale[act_scales].  input_scale: positive and finite, read where static_scale. */
+/* out[cols] may be x; scale[act_scales].  input_scale: positive; read where static_scale. */
 static inline void act_row(act_t a, float *out, float *scale, const float *x, size_t cols,
                            float input_scale)
 {

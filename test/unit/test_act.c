@@ -1,13 +1,13 @@
 /* test_act.c - rounding of activations against the definitions in float64. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include "format/act.h"
 #include "format/format.h"
+#include <cmocka.h>
 #include <float.h>
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -92,8 +92,12 @@ static void fill(float *x, int kind, uint64_t seed)
         double u = ((double)draw(&seed) + (double)draw(&seed)) * 0x1p-31 - 2.0;
         if (draw(&seed) % 61 == 0) u *= 50;
         if (i / 32 == 3) u = 0;
-        double v[] = {u, ldexp(u, -110), (double)((int)(draw(&seed) % 33) - 16) * 0.25, u * 1e-12,
-                      0, ldexp(u, (int)(draw(&seed) % 60) - 30)};
+        double v[] = {u,
+                      ldexp(u, -110),
+                      (double)((int)(draw(&seed) % 33) - 16) * 0.25,
+                      u * 1e-12,
+                      0,
+                      ldexp(u, (int)(draw(&seed) % 60) - 30)};
         x[i] = (float)v[kind];
     }
 }
@@ -149,7 +153,7 @@ static void definitions(void **state)
 static void errors_are_small(void **state)
 {
     (void)state;
-    static const double bound[] = {0x1p-8, 32 / 896.0, 32 / 448.0, NAN, 0.2};
+    static const double bound[] = {0x1p-8, 32 / 896.0, 32 / 448.0, 0, 0.2};
     float x[COLS], y[COLS], s[3];
     for (uint64_t seed = 1; seed < 100; seed++) {
         fill(x, 0, seed);

@@ -1,13 +1,13 @@
 /* test_encode.c - each encoding rule again in float64, with a search for the nearest code. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include "base/mem.h"
 #include "format/encode.h"
+#include <cmocka.h>
 #include <float.h>
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -204,11 +204,16 @@ static const struct {
     const char *name;
     rule_fn *rule;
 } grouped[] = {
-    {FORMAT_NVFP4, "modelopt", r_modelopt}, {FORMAT_NVFP4, "transformer-engine", r_te},
-    {FORMAT_NVFP4, "compressed-tensors", r_ct}, {FORMAT_NVFP4, "4over6", r_4over6},
-    {FORMAT_MXFP8, "round-up", r_up8}, {FORMAT_MXFP8, "ocp-floor", r_floor8},
-    {FORMAT_MXFP8, "even", r_even8}, {FORMAT_MXFP4, "round-up", r_up4},
-    {FORMAT_MXFP4, "ocp-floor", r_floor4}, {FORMAT_MXFP4, "even", r_even4},
+    {FORMAT_NVFP4, "modelopt", r_modelopt},
+    {FORMAT_NVFP4, "transformer-engine", r_te},
+    {FORMAT_NVFP4, "compressed-tensors", r_ct},
+    {FORMAT_NVFP4, "4over6", r_4over6},
+    {FORMAT_MXFP8, "round-up", r_up8},
+    {FORMAT_MXFP8, "ocp-floor", r_floor8},
+    {FORMAT_MXFP8, "even", r_even8},
+    {FORMAT_MXFP4, "round-up", r_up4},
+    {FORMAT_MXFP4, "ocp-floor", r_floor4},
+    {FORMAT_MXFP4, "even", r_even4},
     {FORMAT_MXFP4, "modelopt", r_mx4_modelopt},
 };
 #define N_GROUPED (sizeof grouped / sizeof grouped[0])
@@ -228,8 +233,8 @@ static void fill(float *x, size_t n, int kind, uint64_t seed)
     for (size_t i = 0; i < n; i++) {
         double u = ((double)draw(&seed) + (double)draw(&seed)) * 0x1p-31 - 2.0;
         double g = (int)(draw(&seed) % 97) - 48;
-        double v[] = {u * 0.05, g * 0.125, ldexp(u, -(int)(draw(&seed) % 40)), u * 0x1p-120,
-                      u * 0x1p126, i / 48 % 3 ? (i % 5 ? u : -0.0) : 0.0};
+        double v[] = {u * 0.05,     g * 0.125,   ldexp(u, -(int)(draw(&seed) % 40)),
+                      u * 0x1p-120, u * 0x1p126, i / 48 % 3 ? (i % 5 ? u : -0.0) : 0.0};
         x[i] = format_bf16(format_to_bf16((float)v[kind]));
     }
 }
@@ -312,8 +317,10 @@ static void fp8_rules(void **state)
         format_t f;
         const char *rule;
         bool bf16;
-    } t[] = {{FORMAT_FP8_BLOCK, NULL, false}, {FORMAT_FP8_BLOCK, "amax-bf16", true},
-             {FORMAT_FP8_TENSOR, NULL, false}, {FORMAT_FP8_CHANNEL, NULL, false}};
+    } t[] = {{FORMAT_FP8_BLOCK, NULL, false},
+             {FORMAT_FP8_BLOCK, "amax-bf16", true},
+             {FORMAT_FP8_TENSOR, NULL, false},
+             {FORMAT_FP8_CHANNEL, NULL, false}};
     enum { ROWS = 259, COLS = 200 };
     float *x = mem_alloc(ROWS * COLS * sizeof *x);
     uint8_t *data = mem_alloc(ROWS * COLS);
@@ -324,7 +331,8 @@ static void fp8_rules(void **state)
             struct encode e;
             fill(x, ROWS * COLS, kind, k * 7 + (uint64_t)kind);
             encode_all(t[k].f, t[k].rule, x, ROWS, COLS, 128, data, (uint8_t *)scale, &e);
-            size_t gr = f->group_rows ? f->group_rows : ROWS, gc = f->group_cols ? f->group_cols : COLS;
+            size_t gr = f->group_rows ? f->group_rows : ROWS,
+                   gc = f->group_cols ? f->group_cols : COLS;
             for (size_t i = 0; i < ROWS * COLS; i++) {
                 size_t r0 = i / COLS / gr * gr, c0 = i % COLS / gc * gc;
                 double a = 0;
@@ -405,7 +413,9 @@ static void rule_table(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rule_table),  cmocka_unit_test(grouped_rules), cmocka_unit_test(fp8_rules),
+        cmocka_unit_test(rule_table),
+        cmocka_unit_test(grouped_rules),
+        cmocka_unit_test(fp8_rules),
         cmocka_unit_test(round_trips),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,17 +1,17 @@
 /*
- * test_encode_tiny.c - the tiny model as an independent tool quantized it: decoded values lie within
- * half a step of the original, and our encoder writes the same bytes.
+ * test_encode_tiny.c - the tiny model as an independent tool quantized it: decoded values lie
+ * within half a step of the original, and our encoder writes the same bytes.
  */
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/encode.h"
 #include "weight/safetensors.h"
+#include <cmocka.h>
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,10 +120,12 @@ static void check_matrix(struct tally *t, const struct format_parts *p, const fl
     for (size_t r = 0; r < p->rows; r++) {
         format_decode_row(y, p, r);
         for (size_t c = 0; c < p->cols; c++) {
-            size_t s = r / f->group_rows * format_scale_cols(p->format, p->cols) + c / f->group_cols;
-            double d = f->scale == SCALE_F32    ? (double)((const float *)p->scale)[s]
-                       : f->scale == SCALE_E8M0 ? (double)format_e8m0(((const uint8_t *)p->scale)[s])
-                                                : (double)format_e4m3(((const uint8_t *)p->scale)[s]);
+            size_t s =
+                r / f->group_rows * format_scale_cols(p->format, p->cols) + c / f->group_cols;
+            double d = f->scale == SCALE_F32 ? (double)((const float *)p->scale)[s]
+                       : f->scale == SCALE_E8M0
+                           ? (double)format_e8m0(((const uint8_t *)p->scale)[s])
+                           : (double)format_e4m3(((const uint8_t *)p->scale)[s]);
             d *= (double)p->tensor;
             double u = fabs((double)x[r * p->cols + c]) / d;
             double off = fabs((double)y[c] - (double)x[r * p->cols + c]) / d;
@@ -161,7 +163,8 @@ static float shared_amax(const struct st_file *f, const char *base)
             if (strcmp(sets[i][j], last) != 0) continue;
             for (size_t k = 0; sets[i][k]; k++) {
                 char other[256];
-                snprintf(other, sizeof other, "%.*s%s.weight", (int)(last - base), base, sets[i][k]);
+                snprintf(other, sizeof other, "%.*s%s.weight", (int)(last - base), base,
+                         sets[i][k]);
                 const struct st_tensor *t = find(f, other, "");
                 assert_non_null(t);
                 uint16_t *w = load(f, t);

@@ -1,13 +1,13 @@
 /* test_format.c - codecs and sizes of every format, exhaustively, against double arithmetic. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include "base/file.h"
 #include "format/format.h"
 #include "format_doc.h"
+#include <cmocka.h>
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ static double e4m3_value(int code)
 {
     int e = code >> 3 & 15, m = code & 7;
     double v = e ? ldexp(1.0 + m / 8.0, e - 7) : ldexp(m / 8.0, -6);
-    if ((code & 127) == 127) return NAN;
+    if ((code & 127) == 127) return (double)NAN;
     return code & 128 ? -v : v;
 }
 
@@ -205,7 +205,7 @@ static void fp8_products(void **state)
     struct format_parts p = {FORMAT_FP8_TENSOR, 1, 256, data, &s, 1.0f};
     format_decode_row(row, &p, 0);
     for (int i = 0; i < 256; i++)
-        if (!same(row[i], (float)(e4m3_value(i) * (double)s))) fail_msg("fp8 code %d", i);
+        if (!same(row[i], (double)(float)(e4m3_value(i) * (double)s))) fail_msg("fp8 code %d", i);
 }
 
 /* Which scale belongs to which element, at partial groups: scales are powers of two that name
@@ -221,7 +221,8 @@ static void groups_at_edges(void **state)
     static const struct {
         format_t f;
         size_t gr, gc, per_row;
-    } t[] = {{FORMAT_FP8_BLOCK, 128, 128, 3}, {FORMAT_FP8_CHANNEL, 1, 261, 1},
+    } t[] = {{FORMAT_FP8_BLOCK, 128, 128, 3},
+             {FORMAT_FP8_CHANNEL, 1, 261, 1},
              {FORMAT_FP8_TENSOR, 131, 261, 0}};
     for (size_t k = 0; k < 3; k++) {
         struct format_parts p = {t[k].f, 131, 261, data, scale, 1.0f};
@@ -298,8 +299,9 @@ static void document(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scalars_decode), cmocka_unit_test(scalars_encode), cmocka_unit_test(names),
-        cmocka_unit_test(sizes),          cmocka_unit_test(fp4_products),   cmocka_unit_test(fp8_products),
+        cmocka_unit_test(scalars_decode),  cmocka_unit_test(scalars_encode),
+        cmocka_unit_test(names),           cmocka_unit_test(sizes),
+        cmocka_unit_test(fp4_products),    cmocka_unit_test(fp8_products),
         cmocka_unit_test(groups_at_edges), cmocka_unit_test(checks),
         cmocka_unit_test(document),
     };
