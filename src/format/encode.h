@@ -35,7 +35,8 @@
  *   nvfp4  4over6       g = 1536 / A; b = a / 6 * g; s is e4m3(b), or e4m3(1.5 * b) if that gives
  *                       the smaller sum of squares of (q * s * A / 1536 - x), added in order; the
  *                       rest as transformer-engine.  (Transformer Engine,
- *                       quantize_4over6_nvfp4.cuh: squares, E4M3 up to 256, exact error; Cook et al., arXiv 2512.02010.)
+ *                       quantize_4over6_nvfp4.cuh: squares, E4M3 up to 256, exact error;
+ *                       Cook et al., arXiv 2512.02010.)
  *   mx*    round-up     s = least power of two >= a / m, m the largest element (448 or 6); zero
  *                       group: code 0; elements of x / s.  (FlashInfer, Transformer Engine, Miles,
  *                       Model-Optimizer for MXFP8: never saturates.)

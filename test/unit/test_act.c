@@ -1,13 +1,15 @@
 /* test_act.c - rounding of activations against the definitions in float64. */
-#include "format/act.h"
-#include "format/format.h"
-#include <cmocka.h>
-#include <float.h>
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
+
+#include "format/act.h"
+#include "format/format.h"
+#include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 

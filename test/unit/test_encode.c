@@ -1,13 +1,15 @@
 /* test_encode.c - each encoding rule again in float64, with a search for the nearest code. */
-#include "base/mem.h"
-#include "format/encode.h"
-#include <cmocka.h>
-#include <float.h>
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "format/encode.h"
+#include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -2,16 +2,18 @@
  * test_encode_tiny.c - the tiny model as an independent tool quantized it: decoded values lie
  * within half a step of the original, and our encoder writes the same bytes.
  */
-#include "base/file.h"
-#include "base/mem.h"
-#include "format/encode.h"
-#include "weight/safetensors.h"
-#include <cmocka.h>
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "format/encode.h"
+#include "weight/safetensors.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

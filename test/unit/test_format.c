@@ -1,13 +1,15 @@
 /* test_format.c - codecs and sizes of every format, exhaustively, against double arithmetic. */
-#include "base/file.h"
-#include "format/format.h"
-#include "format_doc.h"
-#include <cmocka.h>
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "format/format.h"
+#include "format_doc.h"
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
