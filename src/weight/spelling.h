@@ -47,7 +47,7 @@
 struct spelling {
     const struct checkpoint *checkpoint; /* borrowed */
     const char *prefix, *head_prefix;    /* instead of "model." and before "lm_head." */
-    bool *used;                          /* [n_tensors] */
+    uint64_t *used; /* [n_tensors], bytes of each that were asked for */
 };
 
 struct spelled {
