@@ -1,6 +1,6 @@
 #include "weight/spelling_shape.h"
 
-#include <stdio.h>
+#include "base/buf.h"
 
 /* What a dtype can be: elements of data, scales, and how each becomes canonical. */
 static const struct kind {
