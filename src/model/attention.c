@@ -5,7 +5,8 @@
 static void rotate(const struct model *m, float *x, const uint16_t *norm, int32_t pos)
 {
     int half = m->c.head_dim / 2;
-    const float *cs = m->cos + (size_t)pos * (size_t)half, *sn = m->sin + (size_t)pos * (size_t)half;
+    const float *cs = m->cos + (size_t)pos * (size_t)half,
+                *sn = m->sin + (size_t)pos * (size_t)half;
     m->ops->rmsnorm_f32(x, x, norm, (size_t)m->c.head_dim, m->c.rms_norm_eps);
     for (int i = 0; i < half; i++) {
         float a = x[i], b = x[i + half];
@@ -41,7 +42,8 @@ static void prepare_token(void *arg, int i)
     }
 }
 
-/* Test only: chunks that start where this step's tokens of the sequence start, as a careless kernel has it. */
+/* Test only: chunks that start where this step's tokens of the sequence start, as a careless kernel
+ * has it. */
 static int broken_chunk(const struct step *st, int32_t t)
 {
     while (t > 0 && st->seq[t - 1] == st->seq[t])
@@ -79,13 +81,12 @@ void forward_attention(struct slice *s)
 {
     struct model *m = s->m;
     const struct config *c = &m->c;
-    int32_t hd = c->head_dim, nq = c->n_heads * hd, nkv = c->n_kv_heads * hd;
     forward_norm(s, s->slots.in_norm);
-    forward_gemm(m, m->q, m->a, s->n, s->slots.q, nq, c->hidden_size);
-    forward_gemm(m, m->k, m->a, s->n, s->slots.k, nkv, c->hidden_size);
-    forward_gemm(m, m->v, m->a, s->n, s->slots.v, nkv, c->hidden_size);
+    forward_gemm(m, m->q, m->a, s->n, s->slots.q);
+    forward_gemm(m, m->k, m->a, s->n, s->slots.k);
+    forward_gemm(m, m->v, m->a, s->n, s->slots.v);
     pool_run(m->pool, prepare_token, s, s->n);
     pool_run(m->pool, attend, s, s->n * c->n_kv_heads);
-    forward_gemm(m, m->y, m->o, s->n, s->slots.o, c->hidden_size, nq);
+    forward_gemm(m, m->y, m->o, s->n, s->slots.o);
     forward_add(s);
 }

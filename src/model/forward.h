@@ -18,25 +18,25 @@ struct model {
     struct pool *pool;
     const struct backend_ops *ops;
     int32_t n_pages, slice;
-    bool broken; /* model_break_invariance */
-    int32_t n_angles;   /* positions in the tables */
-    float *cos, *sin;   /* [n_angles][head_dim / 2] */
-    kv_t *kv;           /* [layer][K, V][page][kv head][KV_PAGE * head_dim] */
-    float *x;           /* residual stream, [slice][hidden] */
-    float *a;           /* normed GEMM input, [slice][hidden] */
-    float *q, *o;       /* [slice][n_heads * head_dim] */
-    float *k, *v;       /* [slice][n_kv_heads * head_dim] */
-    float *y;           /* a GEMM's output to be added to x, [slice][hidden] */
-    float *router;      /* [slice][n_experts] */
+    bool broken;                 /* model_break_invariance */
+    int32_t n_angles;            /* positions in the tables */
+    float *cos, *sin;            /* [n_angles][head_dim / 2] */
+    kv_t *kv;                    /* [layer][K, V][page][kv head][KV_PAGE * head_dim] */
+    float *x;                    /* residual stream, [slice][hidden] */
+    float *a;                    /* normed GEMM input, [slice][hidden] */
+    float *q, *o;                /* [slice][n_heads * head_dim] */
+    float *k, *v;                /* [slice][n_kv_heads * head_dim] */
+    float *y;                    /* a GEMM's output to be added to x, [slice][hidden] */
+    float *router;               /* [slice][n_experts] */
     int32_t *topk_id, *topk_row; /* [slice][top_k]: the expert, and its row in h and ey */
     float *topk_w;               /* [slice][top_k] */
-    int32_t *first;              /* [n_experts + 1]: rows of expert e are [first[e], first[e + 1]) */
-    int32_t *active;             /* [n_experts]: those with rows */
-    int32_t *src;                /* [slice * top_k]: the token of a row */
-    float *h;                    /* [slice * top_k][moe_intermediate], or dense [slice][intermediate] */
-    float *ey;                   /* [slice * top_k][hidden] */
-    float *logits, *scratch;     /* [ROW_CHUNK][vocab] */
-    int32_t *scratch_ids;        /* [ROW_CHUNK][vocab] */
+    int32_t *first;          /* [n_experts + 1]: rows of expert e are [first[e], first[e + 1]) */
+    int32_t *active;         /* [n_experts]: those with rows */
+    int32_t *src;            /* [slice * top_k]: the token of a row */
+    float *h;                /* [slice * top_k][moe_intermediate], or dense [slice][intermediate] */
+    float *ey;               /* [slice * top_k][hidden] */
+    float *logits, *scratch; /* [ROW_CHUNK][vocab] */
+    int32_t *scratch_ids;    /* [ROW_CHUNK][vocab] */
 };
 
 /* Tokens [t0, t0 + n) of a step. */
@@ -54,9 +54,8 @@ static inline kv_t *model_kv(const struct model *m, int layer, int is_v, int32_t
     return m->kv + index * (size_t)m->c.n_kv_heads * head;
 }
 
-/* out[rows][n] = a[rows][k] times the panel matrix of a slot. */
-void forward_gemm(struct model *m, float *out, const float *a, int32_t rows, size_t slot, int32_t n,
-                  int32_t k);
+/* out[rows][w->rows] = a[rows][w->cols] times the matrix of a slot. */
+void forward_gemm(struct model *m, float *out, const float *a, int32_t rows, size_t slot);
 /* m->a = the norm of m->x by the weights of a slot. */
 void forward_norm(struct slice *s, size_t slot);
 void forward_attention(struct slice *s); /* adds to m->x */

@@ -5,11 +5,10 @@
 
 enum { SLICE_MAX = 1024, ROW_CHUNK = 32, TOP_K_MAX = 64 };
 
-void forward_gemm(struct model *m, float *out, const float *a, int32_t rows, size_t slot, int32_t n,
-                  int32_t k)
+void forward_gemm(struct model *m, float *out, const float *a, int32_t rows, size_t slot)
 {
-    struct gemm g = {.a = a, .lda = (size_t)k, .w = store_ptr(m->store, slot),
-                     .pairs = (size_t)k / 2, .n = (size_t)n, .out = out, .ldo = (size_t)n};
+    const struct matrix *w = store_matrix(m->store, slot);
+    struct gemm g = {.a = a, .lda = w->cols, .w = w, .out = out, .ldo = w->rows};
     cpu_gemm(m->ops, m->pool, &g, (size_t)rows);
 }
 
@@ -46,8 +45,7 @@ static void forward(struct model *m, const struct step *st, int32_t t0, int32_t 
     const uint16_t *embed = store_ptr(m->store, SLOT_EMBED);
     for (int32_t i = 0; i < n; i++)
         for (size_t j = 0; j < hidden; j++)
-            m->x[(size_t)i * hidden + j] =
-                bf16_to_f32(embed[(size_t)st->ids[t0 + i] * hidden + j]);
+            m->x[(size_t)i * hidden + j] = bf16_to_f32(embed[(size_t)st->ids[t0 + i] * hidden + j]);
     for (int32_t layer = 0; layer < m->c.n_layers; layer++) {
         s.layer = layer;
         tensors_layer(&s.slots, &m->c, layer);
@@ -64,8 +62,12 @@ static void forward(struct model *m, const struct step *st, int32_t t0, int32_t 
 static void head(struct model *m, const int32_t *rows, int32_t n, float *logits)
 {
     size_t vocab = (size_t)m->c.vocab_size, k = (size_t)m->c.hidden_size;
-    struct gemm g = {.a = m->a, .lda = k, .idx = rows, .w = store_ptr(m->store, SLOT_HEAD),
-                     .pairs = k / 2, .n = vocab, .out = logits, .ldo = vocab};
+    struct gemm g = {.a = m->a,
+                     .lda = k,
+                     .idx = rows,
+                     .w = store_matrix(m->store, SLOT_HEAD),
+                     .out = logits,
+                     .ldo = vocab};
     cpu_gemm(m->ops, m->pool, &g, (size_t)n);
 }
 
@@ -126,8 +128,7 @@ void model_logits(struct model *m, const struct step *st, const int32_t *tokens,
         forward(m, st, t, n);
         for (int32_t i = 0; i < count; i++) {
             int32_t row = tokens[i] - t;
-            if (row >= 0 && row < n)
-                head(m, &row, 1, logits + (size_t)i * (size_t)m->c.vocab_size);
+            if (row >= 0 && row < n) head(m, &row, 1, logits + (size_t)i * (size_t)m->c.vocab_size);
         }
     }
 }
@@ -161,9 +162,10 @@ static err_t check_shape(const struct config *c, struct err *e)
         return err_set(e, ERR_UNSUPPORTED, "head_dim: %d; allowed: multiples of 16 up to %d",
                        c->head_dim, HEAD_DIM_MAX);
     if (c->hidden_size % 2 || c->moe_intermediate_size % 2 || c->intermediate_size % 2)
-        return err_set(e, ERR_UNSUPPORTED,
-                       "hidden_size %d, moe_intermediate_size %d, intermediate_size %d: must be even",
-                       c->hidden_size, c->moe_intermediate_size, c->intermediate_size);
+        return err_set(
+            e, ERR_UNSUPPORTED,
+            "hidden_size %d, moe_intermediate_size %d, intermediate_size %d: must be even",
+            c->hidden_size, c->moe_intermediate_size, c->intermediate_size);
     if (c->n_kv_heads <= 0 || c->n_heads % c->n_kv_heads)
         return err_set(e, ERR_UNSUPPORTED, "num_attention_heads: %d is no multiple of %d KV heads",
                        c->n_heads, c->n_kv_heads);
@@ -183,7 +185,8 @@ static bool get(void *out, size_t a, size_t b, size_t elem)
     return p != NULL;
 }
 
-/* Pages are cleared as they are handed out (model_kv_clear); touching all of them here would cost seconds. */
+/* Pages are cleared as they are handed out (model_kv_clear); touching all of them here would cost
+ * seconds. */
 static bool get_kv(struct model *m)
 {
     size_t bytes;
@@ -207,8 +210,7 @@ static bool get_buffers(struct model *m)
            get(&m->first, ne + 1, 1, 4) && get(&m->active, ne, 1, 4) && get(&m->h, n, inner, f) &&
            get(&m->ey, n * k, hidden, f) && get(&m->logits, ROW_CHUNK, vocab, f) &&
            get(&m->scratch, ROW_CHUNK, vocab, f) && get(&m->scratch_ids, ROW_CHUNK, vocab, 4) &&
-           get_kv(m) &&
-           get(&m->cos, (size_t)m->n_angles, (size_t)c->head_dim / 2, f) &&
+           get_kv(m) && get(&m->cos, (size_t)m->n_angles, (size_t)c->head_dim / 2, f) &&
            get(&m->sin, (size_t)m->n_angles, (size_t)c->head_dim / 2, f);
 }
 
@@ -248,8 +250,9 @@ err_t model_new(struct model **out, const struct config *c, struct store *s, str
     if (m->n_angles / KV_PAGE >= n_kv_pages) m->n_angles = n_kv_pages * KV_PAGE;
     if (!get_buffers(m)) {
         model_free(m);
-        return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes and the step's buffers",
-                       n_kv_pages, model_kv_page_bytes(c));
+        return err_set(e, ERR_NOMEM,
+                       "no memory for %d KV pages of %zu bytes and the step's buffers", n_kv_pages,
+                       model_kv_page_bytes(c));
     }
     fill_angles(m);
     *out = m;
@@ -259,10 +262,10 @@ err_t model_new(struct model **out, const struct config *c, struct store *s, str
 void model_free(struct model *m)
 {
     if (m == NULL) return;
-    void *all[] = {m->cos,    m->sin,     m->kv,       m->x,      m->a,     m->q,
-                   m->o,      m->k,       m->v,        m->y,      m->router, m->topk_id,
-                   m->topk_row, m->topk_w, m->first,   m->active, m->src,   m->h,
-                   m->ey,     m->logits,  m->scratch,  m->scratch_ids};
+    void *all[] = {m->cos,      m->sin,    m->kv,      m->x,          m->a,      m->q,
+                   m->o,        m->k,      m->v,       m->y,          m->router, m->topk_id,
+                   m->topk_row, m->topk_w, m->first,   m->active,     m->src,    m->h,
+                   m->ey,       m->logits, m->scratch, m->scratch_ids};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         mem_free(all[i]);
     mem_free(m);

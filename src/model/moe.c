@@ -61,28 +61,26 @@ static int32_t sort_rows(struct slice *s)
 }
 
 /* h = round(silu(gate) * up) for panels of block b, for rows [row, end) of a matrix pair. */
-static void gate_up(const struct model *m, struct gemm g, const uint16_t *gate, const uint16_t *up,
-                    int32_t row, int32_t end, int32_t inner, int b)
+static void gate_up(const struct model *m, struct gemm g, const struct matrix *gate,
+                    const struct matrix *up, int32_t row, int32_t end, int b)
 {
     float tg[BLOCK_ROWS * BLOCK], tu[BLOCK_ROWS * BLOCK];
-    size_t p0 = (size_t)b * BLOCK_PANELS, stride = g.pairs * 32;
-    size_t cols = (size_t)inner - p0 * 16 < BLOCK ? (size_t)inner - p0 * 16 : BLOCK;
-    const int32_t *idx = g.idx;
-    const float *a = g.a;
-    g.n = cols;
-    g.ldo = BLOCK;
+    size_t inner = gate->rows, p0 = (size_t)b * BLOCK_PANELS;
+    size_t cols = inner - p0 * PANEL_ROWS < BLOCK ? inner - p0 * PANEL_ROWS : BLOCK;
+    size_t n_panels = (cols + PANEL_ROWS - 1) / PANEL_ROWS;
+    g.w = gate;
     for (int32_t r = row; r < end; r += BLOCK_ROWS) {
         size_t n = end - r < BLOCK_ROWS ? (size_t)(end - r) : BLOCK_ROWS;
-        g.idx = idx ? idx + r : NULL;
-        g.a = idx ? a : a + (size_t)r * g.lda;
-        g.w = gate + p0 * stride;
-        g.out = tg;
-        m->ops->gemm(&g, n, 0, (cols + 15) / 16);
-        g.w = up + p0 * stride;
-        g.out = tu;
-        m->ops->gemm(&g, n, 0, (cols + 15) / 16);
+        struct gemm t = gemm_from_row(g, (size_t)r);
+        t.ldo = BLOCK;
+        t.col0 = p0 * PANEL_ROWS;
+        t.out = tg;
+        m->ops->gemm(&t, n, p0, n_panels);
+        t.w = up;
+        t.out = tu;
+        m->ops->gemm(&t, n, p0, n_panels);
         for (size_t i = 0; i < n; i++)
-            m->ops->swiglu(m->h + ((size_t)r + i) * (size_t)inner + p0 * 16, tg + i * BLOCK,
+            m->ops->swiglu(m->h + ((size_t)r + i) * inner + p0 * PANEL_ROWS, tg + i * BLOCK,
                            tu + i * BLOCK, cols);
     }
 }
@@ -97,11 +95,10 @@ static void expert_gate_up(void *arg, int i)
     const struct slice *s = arg;
     const struct model *m = s->m;
     int32_t inner = m->c.moe_intermediate_size, e = m->active[i / blocks_of(inner)];
-    struct gemm g = {.a = m->a, .lda = (size_t)m->c.hidden_size, .idx = m->src,
-                     .pairs = (size_t)m->c.hidden_size / 2};
-    gate_up(m, g, store_ptr(m->store, slot_expert(&s->slots, e, MLP_GATE)),
-            store_ptr(m->store, slot_expert(&s->slots, e, MLP_UP)), m->first[e], m->first[e + 1],
-            inner, i % blocks_of(inner));
+    struct gemm g = {.a = m->a, .lda = (size_t)m->c.hidden_size, .idx = m->src};
+    gate_up(m, g, store_matrix(m->store, slot_expert(&s->slots, e, MLP_GATE)),
+            store_matrix(m->store, slot_expert(&s->slots, e, MLP_UP)), m->first[e], m->first[e + 1],
+            i % blocks_of(inner));
 }
 
 static void expert_down(void *arg, int i)
@@ -115,9 +112,7 @@ static void expert_down(void *arg, int i)
     size_t cols = (size_t)hidden - p0 * 16 < BLOCK ? (size_t)hidden - p0 * 16 : BLOCK;
     struct gemm g = {.a = m->h + (size_t)row * (size_t)inner,
                      .lda = (size_t)inner,
-                     .w = store_ptr(m->store, slot_expert(&s->slots, e, MLP_DOWN)),
-                     .pairs = (size_t)inner / 2,
-                     .n = (size_t)hidden,
+                     .w = store_matrix(m->store, slot_expert(&s->slots, e, MLP_DOWN)),
                      .out = m->ey + (size_t)row * (size_t)hidden,
                      .ldo = (size_t)hidden};
     m->ops->gemm(&g, (size_t)n, p0, np);
@@ -143,7 +138,7 @@ void forward_moe(struct slice *s)
     struct model *m = s->m;
     const struct config *c = &m->c;
     forward_norm(s, s->slots.post_norm);
-    forward_gemm(m, m->router, m->a, s->n, s->slots.router, c->n_experts, c->hidden_size);
+    forward_gemm(m, m->router, m->a, s->n, s->slots.router);
     pool_run(m->pool, route, s, s->n);
     int32_t n_active = sort_rows(s);
     pool_run(m->pool, expert_gate_up, s, n_active * blocks_of(c->moe_intermediate_size));
@@ -155,10 +150,9 @@ static void dense_gate_up(void *arg, int i)
 {
     const struct slice *s = arg;
     const struct model *m = s->m;
-    struct gemm g = {.a = m->a, .lda = (size_t)m->c.hidden_size,
-                     .pairs = (size_t)m->c.hidden_size / 2};
-    gate_up(m, g, store_ptr(m->store, s->slots.gate), store_ptr(m->store, s->slots.up), 0, s->n,
-            m->c.intermediate_size, i);
+    struct gemm g = {.a = m->a, .lda = (size_t)m->c.hidden_size};
+    gate_up(m, g, store_matrix(m->store, s->slots.gate), store_matrix(m->store, s->slots.up), 0,
+            s->n, i);
 }
 
 void forward_dense(struct slice *s)
@@ -167,6 +161,6 @@ void forward_dense(struct slice *s)
     const struct config *c = &m->c;
     forward_norm(s, s->slots.post_norm);
     pool_run(m->pool, dense_gate_up, s, blocks_of(c->intermediate_size));
-    forward_gemm(m, m->y, m->h, s->n, s->slots.down, c->hidden_size, c->intermediate_size);
+    forward_gemm(m, m->y, m->h, s->n, s->slots.down);
     forward_add(s);
 }

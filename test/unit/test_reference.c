@@ -35,7 +35,7 @@ static void load(struct world *w, const char *dir)
     struct update_progress progress = {0};
     size_t n;
     if (config_load(&w->c, dir, &e) != OK || model_specs(&w->c, &specs, &n, &e) != OK ||
-        store_new(&w->store, specs, n, &e) != OK || update_begin(&u, w->store, &e) != OK ||
+        store_new(&w->store, specs, n, memory_host, &e) != OK || update_begin(&u, w->store, &e) != OK ||
         update_stage_dir(u, dir, 1, &progress, &e) != OK || update_prepare(u, &e) != OK)
         fail_msg("%s", e.msg);
     update_commit(u);

@@ -5,6 +5,7 @@
 #define BACKEND_CPU_CPU_H
 
 #include "backend/backend.h"
+#include "backend/layout.h"
 #include "base/err.h"
 #include "base/pool.h"
 

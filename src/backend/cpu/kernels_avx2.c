@@ -9,7 +9,7 @@ typedef struct {
     __m256 a, b;
 } V;
 
-#define OP static inline __attribute__((always_inline))
+#define OP      static inline __attribute__((always_inline))
 #define BOTH(f) ((V){f(x.a, y.a), f(x.b, y.b)})
 
 OP V v_load(const float *p)

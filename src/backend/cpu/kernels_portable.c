@@ -9,10 +9,10 @@ typedef struct {
     float f[16];
 } V;
 
-#define LANES(expr)                                                                                \
-    V r;                                                                                           \
-    for (int i = 0; i < 16; i++)                                                                   \
-        r.f[i] = (expr);                                                                           \
+#define LANES(expr)              \
+    V r;                         \
+    for (int i = 0; i < 16; i++) \
+        r.f[i] = (expr);         \
     return r
 
 static inline uint32_t bits_of(float f)
