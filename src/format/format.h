@@ -56,6 +56,12 @@ struct format {
 
 extern const struct format formats[FORMAT_COUNT];
 
+/* One scale (or tensor scale) depends on the whole matrix: an encoder needs its amax first. */
+static inline bool format_needs_amax(const struct format *f)
+{
+    return f->tensor || (f->scale != SCALE_NONE && f->group_rows == 0 && f->group_cols == 0);
+}
+
 /* By name, any case, '_' as '-'; FORMAT_COUNT if unknown. */
 format_t format_find(const char *name);
 
@@ -70,6 +76,9 @@ bool format_bytes(format_t f, uint64_t rows, uint64_t cols, size_t *data, size_t
 float format_e4m3(uint8_t code);
 float format_e8m0(uint8_t code);
 float format_e2m1(uint8_t nibble); /* low 4 bits */
+float format_bf16(uint16_t code);
+/* Nearest even; a NaN stays one. */
+uint16_t format_to_bf16(float x);
 /* Nearest even, saturating at 448 and 6; a NaN stays one (E4M3) or becomes the largest (E2M1). */
 uint8_t format_to_e4m3(float x);
 uint8_t format_to_e2m1(float x);
@@ -87,13 +96,17 @@ struct format_parts {
  * rounding. */
 void format_decode_row(float *out, const struct format_parts *p, size_t row);
 
-/* First scale that a GEMM may not use: NaN or negative E4M3, E8M0 outside 2^-117 .. 2^119, f32 NaN,
- * infinite or negative (a zero and subnormals are fine: products are exact or zero).  false: `at`
- * is its index in the part. */
+/* First scale that a GEMM may not use: NaN or negative E4M3 (also -0), E8M0 outside 2^-117 ..
+ * 2^119, f32 NaN, infinite or negative (a zero and subnormals are fine: products are exact or
+ * zero).  false: `at` is its index in the part.  E8M0 code 0 passes: encoders give it to a block of
+ * zeros, and format_check_zero_blocks makes sure that it is one. */
 bool format_check_scales(format_t f, const void *scale, size_t n, size_t *at);
 bool format_check_tensor_scale(float tensor);
 /* First E4M3 NaN or BF16 NaN or infinity of n elements (4-bit codes are always finite).  false:
  * `at`. */
 bool format_check_data(format_t f, const void *data, size_t n, size_t *at);
+/* First scale of rows [row0, row0 + n) that is E8M0 code 0 over an element that is not zero; always
+ * true where scales are not E8M0. */
+bool format_check_zero_blocks(const struct format_parts *p, size_t row0, size_t n, size_t *at);
 
 #endif
