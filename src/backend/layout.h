@@ -5,8 +5,19 @@
  *     resident   one run of bytes, as in matrix.h:
  *                [panels][f32 scales][f32 tensor scale][f32 input scale]
  *
- * BF16 panel: [ceil(cols / 2)][16][2], padded with zeros, so that element (r, c) lies at
- * ((r / 16 * ceil(cols / 2) + c / 2) * 16 + r % 16) * 2 + c % 2.
+ * A panel is 16 rows, front to back in columns: records, each of some units and, where scales are
+ * bytes (MXFP8, NVFP4, MXFP4), the 16 rows' scales of the record's columns behind them.
+ *
+ *     unit      BF16, 2 columns: [16][2] elements
+ *               E4M3, 2 columns: 32 bytes, element (r, c) at byte place(r) + c
+ *               E2M1, 4 columns: 32 bytes, element (r, c) at byte place(r) + c % 2, in the low nibble
+ *               for c < 2
+ *               place(r) = 2 * (r % 4) + 16 * (r / 4 % 2) + 8 * (r / 8): unpacking bytes within the
+ *               128-bit halves of a register then gives rows 0-7 and rows 8-15 in order
+ *     record    one unit; with byte scales as many units as one scale covers, then [16] scales
+ *
+ * Columns past the last of the last unit or record and rows past the last of the last panel are
+ * zeros.  The high nibble behind an odd row of 4-bit elements is dropped, and comes back as zero.
  *
  * Functions work on a range of rows of a part, so that threads can share a matrix and a reader can
  * pass it in pieces; ranges that do not overlap touch no common byte (padding rows belong to the
@@ -20,6 +31,22 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/* Columns and bytes of a unit, and of a record where they differ. */
+enum {
+    UNIT_BF16_COLS = 2,
+    UNIT_BF16_BYTES = 64,
+    UNIT_E4M3_COLS = 2,
+    UNIT_E4M3_BYTES = 32,
+    UNIT_E2M1_COLS = 4,
+    UNIT_E2M1_BYTES = 32,
+    RECORD_MXFP8_COLS = 32,
+    RECORD_MXFP8_BYTES = 32 / UNIT_E4M3_COLS * UNIT_E4M3_BYTES + 16,
+    RECORD_NVFP4_COLS = 16,
+    RECORD_NVFP4_BYTES = 16 / UNIT_E2M1_COLS * UNIT_E2M1_BYTES + 16,
+    RECORD_MXFP4_COLS = 32,
+    RECORD_MXFP4_BYTES = 32 / UNIT_E2M1_COLS * UNIT_E2M1_BYTES + 16
+};
 
 typedef enum { PART_DATA, PART_SCALE, PART_TENSOR, PART_INPUT, PART_COUNT } part_t;
 
