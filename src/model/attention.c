@@ -82,9 +82,11 @@ void forward_attention(struct slice *s)
     struct model *m = s->m;
     const struct config *c = &m->c;
     forward_norm(s, s->slots.in_norm);
-    forward_gemm(m, m->q, m->a, s->n, s->slots.q);
-    forward_gemm(m, m->k, m->a, s->n, s->slots.k);
-    forward_gemm(m, m->v, m->a, s->n, s->slots.v);
+    const size_t qkv[] = {s->slots.q, s->slots.k, s->slots.v};
+    struct inputs in = forward_inputs(m, m->a, NULL, s->n, (size_t)c->hidden_size, qkv, 3);
+    forward_multiply(m, m->q, &in, s->n, s->slots.q);
+    forward_multiply(m, m->k, &in, s->n, s->slots.k);
+    forward_multiply(m, m->v, &in, s->n, s->slots.v);
     pool_run(m->pool, prepare_token, s, s->n);
     pool_run(m->pool, attend, s, s->n * c->n_kv_heads);
     forward_gemm(m, m->y, m->o, s->n, s->slots.o);

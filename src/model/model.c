@@ -3,14 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { SLICE_MAX = 1024, ROW_CHUNK = 32, TOP_K_MAX = 64 };
-
-void forward_gemm(struct model *m, float *out, const float *a, int32_t rows, size_t slot)
-{
-    const struct matrix *w = store_matrix(m->store, slot);
-    struct gemm g = {.a = a, .lda = w->cols, .w = w, .out = out, .ldo = w->rows};
-    cpu_gemm(m->ops, m->pool, &g, (size_t)rows);
-}
+enum { SLICE_MAX = 1024 };
 
 struct norm_loop {
     const struct model *m;
@@ -61,14 +54,10 @@ static void forward(struct model *m, const struct step *st, int32_t t0, int32_t 
 /* Logits of n rows of m->a. */
 static void head(struct model *m, const int32_t *rows, int32_t n, float *logits)
 {
-    size_t vocab = (size_t)m->c.vocab_size, k = (size_t)m->c.hidden_size;
-    struct gemm g = {.a = m->a,
-                     .lda = k,
-                     .idx = rows,
-                     .w = store_matrix(m->store, SLOT_HEAD),
-                     .out = logits,
-                     .ldo = vocab};
-    cpu_gemm(m->ops, m->pool, &g, (size_t)n);
+    const size_t slot = SLOT_HEAD;
+    struct inputs in =
+        forward_inputs(m, m->a, rows, n, (size_t)m->c.hidden_size, &slot, 1);
+    forward_multiply(m, logits, &in, n, slot);
 }
 
 struct sample_loop {
@@ -169,10 +158,10 @@ static err_t check_shape(const struct config *c, struct err *e)
     if (c->n_kv_heads <= 0 || c->n_heads % c->n_kv_heads)
         return err_set(e, ERR_UNSUPPORTED, "num_attention_heads: %d is no multiple of %d KV heads",
                        c->n_heads, c->n_kv_heads);
-    if (c->n_experts > 0 && (c->top_k < 1 || c->top_k > TOP_K_MAX || c->top_k > c->n_experts))
+    if (c->n_experts > 0 && (c->top_k < 1 || c->top_k > ROUTE_TOP_K_MAX || c->top_k > c->n_experts))
         return err_set(e, ERR_UNSUPPORTED,
                        "num_experts_per_tok: %d; allowed: 1 to %d and at most num_experts (%d)",
-                       c->top_k, TOP_K_MAX, c->n_experts);
+                       c->top_k, ROUTE_TOP_K_MAX, c->n_experts);
     return OK;
 }
 
@@ -201,14 +190,11 @@ static bool get_buffers(struct model *m)
     size_t n = (size_t)m->slice, hidden = (size_t)c->hidden_size, f = sizeof(float);
     size_t nq = (size_t)c->n_heads * (size_t)c->head_dim, vocab = (size_t)c->vocab_size;
     size_t nkv = (size_t)c->n_kv_heads * (size_t)c->head_dim, k = (size_t)c->top_k;
-    size_t ne = (size_t)c->n_experts, inner = k * (size_t)c->moe_intermediate_size;
-    if (inner < (size_t)c->intermediate_size) inner = (size_t)c->intermediate_size;
+    size_t ne = (size_t)c->n_experts, inner = (size_t)c->intermediate_size;
     return get(&m->x, n, hidden, f) && get(&m->a, n, hidden, f) && get(&m->y, n, hidden, f) &&
            get(&m->q, n, nq, f) && get(&m->o, n, nq, f) && get(&m->k, n, nkv, f) &&
-           get(&m->v, n, nkv, f) && get(&m->router, n, ne, f) && get(&m->topk_w, n, k, f) &&
-           get(&m->topk_id, n, k, 4) && get(&m->topk_row, n, k, 4) && get(&m->src, n, k, 4) &&
-           get(&m->first, ne + 1, 1, 4) && get(&m->active, ne, 1, 4) && get(&m->h, n, inner, f) &&
-           get(&m->ey, n * k, hidden, f) && get(&m->logits, ROW_CHUNK, vocab, f) &&
+           get(&m->v, n, nkv, f) && get(&m->router, n, ne, f) && get(&m->packed, n, k, 4) &&
+           get(&m->h, n, inner, f) && get(&m->logits, ROW_CHUNK, vocab, f) &&
            get(&m->scratch, ROW_CHUNK, vocab, f) && get(&m->scratch_ids, ROW_CHUNK, vocab, 4) &&
            get_kv(m) && get(&m->cos, (size_t)m->n_angles, (size_t)c->head_dim / 2, f) &&
            get(&m->sin, (size_t)m->n_angles, (size_t)c->head_dim / 2, f);
@@ -254,6 +240,11 @@ err_t model_new(struct model **out, const struct config *c, struct store *s, str
                        "no memory for %d KV pages of %zu bytes and the step's buffers", n_kv_pages,
                        model_kv_page_bytes(c));
     }
+    rc = forward_moe_new(m, ACT_BF16, e);
+    if (rc != OK) {
+        model_free(m);
+        return rc;
+    }
     fill_angles(m);
     *out = m;
     return OK;
@@ -262,10 +253,10 @@ err_t model_new(struct model **out, const struct config *c, struct store *s, str
 void model_free(struct model *m)
 {
     if (m == NULL) return;
-    void *all[] = {m->cos,      m->sin,    m->kv,      m->x,          m->a,      m->q,
-                   m->o,        m->k,      m->v,       m->y,          m->router, m->topk_id,
-                   m->topk_row, m->topk_w, m->first,   m->active,     m->src,    m->h,
-                   m->ey,       m->logits, m->scratch, m->scratch_ids};
+    void *all[] = {m->cos,     m->sin,     m->kv,          m->x,      m->a,     m->q,
+                   m->o,       m->k,       m->v,           m->y,      m->router, m->packed,
+                   m->h,       m->act_a,   m->act_scale,   m->logits, m->scratch, m->scratch_ids};
+    moe_op_free(m->moe);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         mem_free(all[i]);
     mem_free(m);

@@ -24,6 +24,7 @@
 
 #include "base/err.h"
 #include "base/pool.h"
+#include "format/act.h"
 #include "model/config.h"
 #include "model/sample.h"
 #include "weight/store.h"
@@ -64,6 +65,15 @@ err_t model_new(struct model **out, const struct config *c, struct store *s, str
                 int32_t n_kv_pages, int32_t max_step_tokens, const char *isa,
                 struct err *e) MUST_USE;
 void model_free(struct model *m);
+/* How the layers compute; a new model has {ACT_BF16, false}.  `act`: what the inputs of quantized
+ * matrices are rounded to (format/act.h; BF16 matrices always read BF16).  `routed`: the experts'
+ * ids and weights go through the packed form of the routed operator: the same bits.  ERR_INPUT if
+ * ACT_NVFP4 lacks an input scale; to be checked again (model_check_inputs) when weights change. */
+err_t model_set_numerics(struct model *m, act_t act, bool routed, struct err *e) MUST_USE;
+err_t model_check_inputs(const struct model *m, struct err *e) MUST_USE;
+/* What engines of the formats' native devices round activations to, by the most frequent format of
+ * the quantized matrices: a name of format/act.h, or one that is not offered. */
+const char *model_recipe(const struct model *m);
 const char *model_isa(const struct model *m);
 
 size_t model_kv_page_bytes(const struct config *c); /* K and V of all layers, one page */
