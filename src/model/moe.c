@@ -12,7 +12,7 @@ static struct route route_of(const struct config *c)
     };
 }
 
-err_t forward_moe_new(struct model *m, act_t act, struct err *e)
+err_t forward_moe_new(struct cpu_model *m, act_t act, struct err *e)
 {
     const struct config *c = &m->c;
     struct moe_shape s = {.hidden = c->hidden_size,
@@ -30,12 +30,12 @@ err_t forward_moe_new(struct model *m, act_t act, struct err *e)
     return OK;
 }
 
-static struct moe_weights weights_of(const struct model *m, const struct layer_slots *l)
+static struct moe_weights weights_of(const struct cpu_model *m, const struct layer_slots *l)
 {
     return (struct moe_weights){.experts = store_matrix(m->store, slot_expert(l, 0, MLP_GATE))};
 }
 
-err_t forward_moe_check(const struct model *m, int32_t layer, struct err *e)
+err_t forward_moe_check(const struct cpu_model *m, int32_t layer, struct err *e)
 {
     struct layer_slots l;
     tensors_layer(&l, &m->c, layer);
@@ -46,7 +46,7 @@ err_t forward_moe_check(const struct model *m, int32_t layer, struct err *e)
 
 void forward_moe(struct slice *s)
 {
-    struct model *m = s->m;
+    struct cpu_model *m = s->m;
     struct route r = route_of(&m->c);
     struct moe_weights w = weights_of(m, &s->slots);
     forward_norm(s, s->slots.post_norm);
@@ -61,7 +61,7 @@ void forward_moe(struct slice *s)
 
 void forward_dense(struct slice *s)
 {
-    struct model *m = s->m;
+    struct cpu_model *m = s->m;
     const struct layer_slots *l = &s->slots;
     const size_t pair[] = {l->gate, l->up};
     forward_norm(s, l->post_norm);
