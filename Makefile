@@ -119,7 +119,12 @@ TOOLS   := $(patsubst test/tools/%.c,$(OUT)/tools/%,$(sort $(wildcard test/tools
 tools: $(TOOLS)
 $(OUT)/tools/%: test/tools/%.c $(LIBOBJ) $(OUT)/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CF) -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS)
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS)
+
+# Documents written from tables of the source; a test compares them.
+docs: $(OUT)/tools/formatdoc
+	@mkdir -p docs
+	$< > docs/formats.md
 
 # Fuzzers: one per parser, built by clang with all the code under the sanitizers.
 FUZZERS := $(patsubst fuzz/%.c,build/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
@@ -163,5 +168,5 @@ install: $(OUT)/moult
 clean:
 	rm -rf build
 
-.PHONY: all tests unit tools cuda-tests cuda-benches check-cuda fuzz fuzz-lib layers bench check check-quick install clean FORCE
+.PHONY: all tests unit tools docs cuda-tests cuda-benches check-cuda fuzz fuzz-lib layers bench check check-quick install clean FORCE
 -include $(OBJ:.o=.d) $(TESTS:=.d) $(TOOLS:=.d) $(CUDA_TESTS:=.d) $(FATBINS:.fatbin=.d)

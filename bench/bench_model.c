@@ -79,7 +79,7 @@ static double timed_step(struct model *m, int n_seqs, int first, int per_seq)
     struct step st = {n, ids, pos, seq, n_seqs, seqs, n_seqs, rows};
     double t = clock_s();
     model_submit(m, &st);
-    model_collect(m, &st);
+    CHECK(model_collect(m, &st, NULL) == OK);
     return clock_s() - t;
 }
 
@@ -99,7 +99,7 @@ int main(int argc, char **argv)
         size_t n = 0;
         rc = config_load(&c, what, &e);
         if (rc == OK) rc = model_specs(&c, &specs, &n, &e);
-        if (rc == OK) rc = store_new(&store, specs, n, &e);
+        if (rc == OK) rc = store_new(&store, specs, n, memory_host, &e);
         if (rc == OK) rc = update_begin(&u, store, &e);
         if (rc == OK) rc = update_stage_dir(u, what, 2, NULL, &e);
         if (rc == OK) rc = update_prepare(u, &e);

@@ -116,7 +116,7 @@ static err_t make_store(struct loaded *l, struct err *e)
     size_t n = 0;
     err_t rc = model_specs(&l->config, &specs, &n, e);
     if (rc != OK) return rc;
-    rc = store_new(&l->store, specs, n, e);
+    rc = store_new(&l->store, specs, n, memory_host, e);
     mem_free(specs);
     if (rc == OK) l->weight_bytes = store_bytes(l->store);
     return rc;

@@ -2,10 +2,11 @@
 #include <math.h>
 
 /* Norm, rotate (half-split), round: one head in place. */
-static void rotate(const struct model *m, float *x, const uint16_t *norm, int32_t pos)
+static void rotate(const struct cpu_model *m, float *x, const uint16_t *norm, int32_t pos)
 {
     int half = m->c.head_dim / 2;
-    const float *cs = m->cos + (size_t)pos * (size_t)half, *sn = m->sin + (size_t)pos * (size_t)half;
+    const float *cs = m->cos + (size_t)pos * (size_t)half,
+                *sn = m->sin + (size_t)pos * (size_t)half;
     m->ops->rmsnorm_f32(x, x, norm, (size_t)m->c.head_dim, m->c.rms_norm_eps);
     for (int i = 0; i < half; i++) {
         float a = x[i], b = x[i + half];
@@ -17,7 +18,7 @@ static void rotate(const struct model *m, float *x, const uint16_t *norm, int32_
 static void prepare_token(void *arg, int i)
 {
     const struct slice *s = arg;
-    const struct model *m = s->m;
+    const struct cpu_model *m = s->m;
     const struct config *c = &m->c;
     const struct step *st = s->st;
     int32_t t = s->t0 + i, pos = st->pos[t], row = pos % KV_PAGE, hd = c->head_dim;
@@ -41,7 +42,8 @@ static void prepare_token(void *arg, int i)
     }
 }
 
-/* Test only: chunks that start where this step's tokens of the sequence start, as a careless kernel has it. */
+/* Test only: chunks that start where this step's tokens of the sequence start, as a careless kernel
+ * has it. */
 static int broken_chunk(const struct step *st, int32_t t)
 {
     while (t > 0 && st->seq[t - 1] == st->seq[t])
@@ -53,7 +55,7 @@ static int broken_chunk(const struct step *st, int32_t t)
 static void attend(void *arg, int i)
 {
     const struct slice *s = arg;
-    const struct model *m = s->m;
+    const struct cpu_model *m = s->m;
     const struct config *c = &m->c;
     int32_t n = i / c->n_kv_heads, kvh = i % c->n_kv_heads, t = s->t0 + n;
     int group = c->n_heads / c->n_kv_heads;
@@ -77,15 +79,16 @@ static void attend(void *arg, int i)
 
 void forward_attention(struct slice *s)
 {
-    struct model *m = s->m;
+    struct cpu_model *m = s->m;
     const struct config *c = &m->c;
-    int32_t hd = c->head_dim, nq = c->n_heads * hd, nkv = c->n_kv_heads * hd;
     forward_norm(s, s->slots.in_norm);
-    forward_gemm(m, m->q, m->a, s->n, s->slots.q, nq, c->hidden_size);
-    forward_gemm(m, m->k, m->a, s->n, s->slots.k, nkv, c->hidden_size);
-    forward_gemm(m, m->v, m->a, s->n, s->slots.v, nkv, c->hidden_size);
+    const size_t qkv[] = {s->slots.q, s->slots.k, s->slots.v};
+    struct inputs in = forward_inputs(m, m->a, NULL, s->n, (size_t)c->hidden_size, qkv, 3);
+    forward_multiply(m, m->q, &in, s->n, s->slots.q);
+    forward_multiply(m, m->k, &in, s->n, s->slots.k);
+    forward_multiply(m, m->v, &in, s->n, s->slots.v);
     pool_run(m->pool, prepare_token, s, s->n);
     pool_run(m->pool, attend, s, s->n * c->n_kv_heads);
-    forward_gemm(m, m->y, m->o, s->n, s->slots.o, c->hidden_size, nq);
+    forward_gemm(m, m->y, m->o, s->n, s->slots.o);
     forward_add(s);
 }

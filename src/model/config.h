@@ -1,11 +1,11 @@
 /*
  * config.h - what config.json says of a model, or why it is refused.
  *
- * Only what is implemented is accepted (model_type qwen3_moe).  A field that changes the forward and
- * that we do not implement (a rope type other than default, sliding window in use, attention_bias,
- * hidden_act other than silu, quantization_config, a missing size) is ERR_UNSUPPORTED or ERR_INPUT
- * with its name and value; it is never defaulted away.  Field names follow transformers'
- * Qwen3MoeConfig; rope_theta may stand in `rope_parameters` (transformers 5).
+ * Only what is implemented is accepted (model_type qwen3_moe).  A field that changes the forward
+ * and that we do not implement (a rope type other than default, sliding window in use,
+ * attention_bias, hidden_act other than silu, quantization_config, a missing size) is
+ * ERR_UNSUPPORTED or ERR_INPUT with its name and value; it is never defaulted away.  Field names
+ * follow transformers' Qwen3MoeConfig; rope_theta may stand in `rope_parameters` (transformers 5).
  */
 #ifndef MODEL_CONFIG_H
 #define MODEL_CONFIG_H
@@ -26,8 +26,9 @@ struct config {
     int32_t max_positions;
     float rms_norm_eps, rope_theta;
     bool norm_topk_prob, tie_word_embeddings;
-    bool dense[CONFIG_MAX_LAYERS]; /* layer has a dense MLP (mlp_only_layers, decoder_sparse_step) */
-    int32_t eos[CONFIG_MAX_EOS];   /* union of config.json and generation_config.json */
+    bool
+        dense[CONFIG_MAX_LAYERS]; /* layer has a dense MLP (mlp_only_layers, decoder_sparse_step) */
+    int32_t eos[CONFIG_MAX_EOS];  /* union of config.json and generation_config.json */
     int n_eos;
     /* generation_config.json; NaN or -1 where absent */
     float gen_temperature, gen_top_p, gen_min_p, gen_repetition_penalty;
@@ -37,7 +38,8 @@ struct config {
 
 err_t config_load(struct config *c, const char *dir, struct err *e) MUST_USE;
 err_t config_parse(struct config *c, const char *json, size_t n, struct err *e) MUST_USE;
-/* ERR_STATE naming the first field that changes the forward and differs ("rope_theta: 1e6 -> 5e5"). */
+/* ERR_STATE naming the first field that changes the forward and differs ("rope_theta: 1e6 -> 5e5").
+ */
 err_t config_same_forward(const struct config *resident, const struct config *next,
                           struct err *e) MUST_USE;
 

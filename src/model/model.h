@@ -1,12 +1,12 @@
 /*
  * model.h - a model that runs steps.
  *
- * A step is a flat batch of tokens of several sequences.  The engine submits one and collects it; on
- * the CPU submit does the work, on a GPU it will only queue it.  One step may be in flight.
+ * A step is a flat batch of tokens of several sequences.  The engine submits one and collects it;
+ * on the CPU submit does the work, on a GPU it will only queue it.  One step may be in flight.
  *
- *     struct step st = {...};                       // caller owns every array until collect returns
- *     model_submit(m, &st);
- *     model_collect(m, &st);                        // rows[i].out is filled
+ *     struct step st = {...};                       // caller owns every array until collect
+ * returns model_submit(m, &st); model_collect(m, &st);                        // rows[i].out is
+ * filled
  *
  * What a token's results depend on: its own sequence's ids and positions, the weights, and for a
  * sampled row its spec and seed.  Nothing else: not the other tokens of the step, nor how the
@@ -24,6 +24,7 @@
 
 #include "base/err.h"
 #include "base/pool.h"
+#include "format/act.h"
 #include "model/config.h"
 #include "model/sample.h"
 #include "weight/store.h"
@@ -39,9 +40,9 @@ struct step_seq {
 
 /* A row asks for something computed from the logits after one token of the step. */
 struct step_row {
-    int32_t token;                  /* index into the step's tokens */
-    const struct sample_input *in;  /* what to do with the logits; see sample.h */
-    struct sample_output *out;      /* filled at collect */
+    int32_t token;                 /* index into the step's tokens */
+    const struct sample_input *in; /* what to do with the logits; see sample.h */
+    struct sample_output *out;     /* filled at collect */
 };
 
 struct step {
@@ -54,13 +55,25 @@ struct step {
 };
 
 /* The slots of the model for the store; caller frees *specs with mem_free. */
-err_t model_specs(const struct config *c, struct slot_spec **specs, size_t *n, struct err *e) MUST_USE;
+err_t model_specs(const struct config *c, struct slot_spec **specs, size_t *n,
+                  struct err *e) MUST_USE;
 
-/* `store` must hold weights before the first submit; borrowed, as is `pool`.  `isa`: NULL for the best
- * of this machine, or "portable", "avx2", "avx512" (ERR_UNSUPPORTED if the machine lacks it). */
+/* `store` must hold weights before the first submit; borrowed, as is `pool`.  `isa`: NULL for the
+ * best of this machine, or "portable", "avx2", "avx512" (ERR_UNSUPPORTED if the machine lacks it).
+ */
 err_t model_new(struct model **out, const struct config *c, struct store *s, struct pool *pool,
-                int32_t n_kv_pages, int32_t max_step_tokens, const char *isa, struct err *e) MUST_USE;
+                int32_t n_kv_pages, int32_t max_step_tokens, const char *isa,
+                struct err *e) MUST_USE;
 void model_free(struct model *m);
+/* How the layers compute; a new model has {ACT_BF16, false}.  `act`: what the inputs of quantized
+ * matrices are rounded to (format/act.h; BF16 matrices always read BF16).  `routed`: the experts'
+ * ids and weights go through the packed form of the routed operator: the same bits.  ERR_INPUT if
+ * ACT_NVFP4 lacks an input scale; to be checked again (model_check_inputs) when weights change. */
+err_t model_set_numerics(struct model *m, act_t act, bool routed, struct err *e) MUST_USE;
+err_t model_check_inputs(const struct model *m, struct err *e) MUST_USE;
+/* What engines of the formats' native devices round activations to, by the most frequent format of
+ * the quantized matrices: a name of format/act.h, or one that is not offered. */
+const char *model_recipe(const struct store *s);
 const char *model_isa(const struct model *m);
 
 size_t model_kv_page_bytes(const struct config *c); /* K and V of all layers, one page */
@@ -68,14 +81,15 @@ size_t model_kv_page_bytes(const struct config *c); /* K and V of all layers, on
 void model_kv_clear(struct model *m, int32_t page);
 
 void model_submit(struct model *m, const struct step *st);
-void model_collect(struct model *m, const struct step *st);
+/* ERR_NOMEM: this step failed, the model goes on.  Otherwise the device is lost, for good. */
+err_t model_collect(struct model *m, const struct step *st, struct err *e) MUST_USE;
 
-/* For tests: let attention's KV chunks start at the step's first token of a sequence instead of at absolute
- * positions, so that a test of invariance can show that it would notice. */
+/* For tests: let attention's KV chunks start at the step's first token of a sequence instead of at
+ * absolute positions, so that a test of invariance can show that it would notice. */
 void model_break_invariance(struct model *m);
 
 /* For tests: logits [n][vocab] f32 of the given step tokens, with the same arithmetic. */
-void model_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,
-                  float *logits);
+err_t model_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,
+                   float *logits, struct err *e) MUST_USE;
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * ops.h - what a kind of model does for model.h: the CPU's (cpu_model) or the GPU's (cuda/).
+ * ops.h - what a kind of model does for model.h: the CPU's (cpu_model.c) or the GPU's (cuda/).
  *
- * Either struct begins with a struct model, whose table leads to it.
+ * Either one's struct begins with a struct model, whose table leads to it.
  */
 #ifndef MODEL_OPS_H
 #define MODEL_OPS_H
@@ -15,6 +15,8 @@ struct model {
 struct model_ops {
     void (*free)(struct model *m);
     const char *(*isa)(const struct model *m);
+    err_t (*set_numerics)(struct model *m, act_t act, bool routed, struct err *e);
+    err_t (*check_inputs)(const struct model *m, struct err *e);
     void (*kv_clear)(struct model *m, int32_t page);
     void (*submit)(struct model *m, const struct step *st);
     err_t (*collect)(struct model *m, const struct step *st, struct err *e);

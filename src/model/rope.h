@@ -1,6 +1,7 @@
 /*
- * rope.h - the angles of rotary embeddings, in f32 as transformers computes them (modeling_rope_utils: inverse
- * frequencies 1 / theta^(2i / head_dim), angle = position * frequency, then cos and sin).
+ * rope.h - the angles of rotary embeddings, in f32 as transformers computes them
+ * (modeling_rope_utils: inverse frequencies 1 / theta^(2i / head_dim), angle = position *
+ * frequency, then cos and sin).
  */
 #ifndef MODEL_ROPE_H
 #define MODEL_ROPE_H

@@ -205,8 +205,8 @@ void sample_row(const struct sample_input *in, struct sample_output *out, float 
     if (scored)
         out->id = in->target;
     else
-        out->id = greedy || !(r.sum > 0.0) ? arg_max(logits, vocab)
-                                           : draw(in, &r, scratch, scratch_ids);
+        out->id =
+            greedy || !(r.sum > 0.0) ? arg_max(logits, vocab) : draw(in, &r, scratch, scratch_ids);
     out->logprob = logprob(&r, out->id);
     fill_top(&r, out, in->n_top);
 }

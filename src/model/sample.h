@@ -2,15 +2,13 @@
  * sample.h - from a row of logits to a token and its logprobs.
  *
  * Order of work, all in f32: penalties and bias, barring of end tokens (below min_new_tokens), then
- *   temperature 0: the highest logit, ties to the lower id; logprobs are log_softmax of the unscaled
- *                  (penalised, biased) logits;
- *   otherwise:     logits / temperature; logprobs are their log_softmax, before filtering; then
- *                  top-k, top-p, min-p filters and a Gumbel-max draw with noise keyed by
- *                  (seed, sample index, position): -log(-log(u)) of a counter-based generator.
- * Frequency and presence penalties count output ids, as SGLang; repetition penalty likewise
- * (l > 0 ? l / p : l * p).
- * A scored row (`target` >= 0) takes plain log_softmax of the raw logits.
- * Sums over the vocabulary have one fixed order; results depend on this row alone.
+ *   temperature 0: the highest logit, ties to the lower id; logprobs are log_softmax of the
+ * unscaled (penalised, biased) logits; otherwise:     logits / temperature; logprobs are their
+ * log_softmax, before filtering; then top-k, top-p, min-p filters and a Gumbel-max draw with noise
+ * keyed by (seed, sample index, position): -log(-log(u)) of a counter-based generator. Frequency
+ * and presence penalties count output ids, as SGLang; repetition penalty likewise (l > 0 ? l / p :
+ * l * p). A scored row (`target` >= 0) takes plain log_softmax of the raw logits. Sums over the
+ * vocabulary have one fixed order; results depend on this row alone.
  */
 #ifndef MODEL_SAMPLE_H
 #define MODEL_SAMPLE_H
@@ -21,10 +19,10 @@
 #define SAMPLE_MAX_TOP 128
 
 struct sample_params {
-    float temperature; /* 0: greedy */
-    int32_t top_k;     /* <= 0: all */
-    float top_p;       /* (0, 1] */
-    float min_p;       /* [0, 1] */
+    float temperature;                                             /* 0: greedy */
+    int32_t top_k;                                                 /* <= 0: all */
+    float top_p;                                                   /* (0, 1] */
+    float min_p;                                                   /* [0, 1] */
     float frequency_penalty, presence_penalty, repetition_penalty; /* 0, 0, 1: none */
     int32_t n_bias;
     const int32_t *bias_ids;
@@ -40,8 +38,8 @@ struct sample_input {
     const struct sample_params *params;
     const int32_t *output_ids; /* generated so far */
     int32_t n_output;
-    uint64_t position;        /* of the token to be drawn, in the sequence */
-    const int32_t *barred;    /* ids that may not come now */
+    uint64_t position;     /* of the token to be drawn, in the sequence */
+    const int32_t *barred; /* ids that may not come now */
     int32_t n_barred;
 };
 

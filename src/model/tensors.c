@@ -46,18 +46,14 @@ void tensors_layer(struct layer_slots *out, const struct config *c, int layer)
 
 static void vec(struct slot_spec *s, int32_t cols)
 {
-    s->rows = 1;
-    s->cols = (uint64_t)cols;
     s->n_dims = 1;
-    s->layout = STORE_PLAIN;
+    s->shape = (struct resident){.kind = RESIDENT_PLAIN, .rows = 1, .cols = (uint64_t)cols};
 }
 
-static void mat(struct slot_spec *s, int64_t rows, int64_t cols, store_layout_t layout)
+static void mat(struct slot_spec *s, int64_t rows, int64_t cols, resident_t kind)
 {
-    s->rows = (uint64_t)rows;
-    s->cols = (uint64_t)cols;
     s->n_dims = 2;
-    s->layout = layout;
+    s->shape = (struct resident){.kind = kind, .rows = (uint64_t)rows, .cols = (uint64_t)cols};
 }
 
 /* Names are at most "model.layers.NNN.mlp.experts.NNNNNNNNNN.down_proj.weight": they fit. */
@@ -78,10 +74,10 @@ static void attn_specs(struct slot_spec *s, const struct config *c, int layer)
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         NAME(&s[names[i].slot], "model.layers.%d.%s.weight", layer, names[i].name);
     vec(&s[LAYER_IN_NORM], c->hidden_size);
-    mat(&s[LAYER_Q], q, c->hidden_size, STORE_PANEL);
-    mat(&s[LAYER_K], kv, c->hidden_size, STORE_PANEL);
-    mat(&s[LAYER_V], kv, c->hidden_size, STORE_PANEL);
-    mat(&s[LAYER_O], c->hidden_size, q, STORE_PANEL);
+    mat(&s[LAYER_Q], q, c->hidden_size, RESIDENT_MATRIX);
+    mat(&s[LAYER_K], kv, c->hidden_size, RESIDENT_MATRIX);
+    mat(&s[LAYER_V], kv, c->hidden_size, RESIDENT_MATRIX);
+    mat(&s[LAYER_O], c->hidden_size, q, RESIDENT_MATRIX);
     vec(&s[LAYER_Q_NORM], c->head_dim);
     vec(&s[LAYER_K_NORM], c->head_dim);
     vec(&s[LAYER_POST_NORM], c->hidden_size);
@@ -92,9 +88,9 @@ static void mlp_specs(struct slot_spec *s, const struct config *c, int inner, co
     NAME(&s[MLP_GATE], "%s.gate_proj.weight", prefix);
     NAME(&s[MLP_UP], "%s.up_proj.weight", prefix);
     NAME(&s[MLP_DOWN], "%s.down_proj.weight", prefix);
-    mat(&s[MLP_GATE], inner, c->hidden_size, STORE_PANEL);
-    mat(&s[MLP_UP], inner, c->hidden_size, STORE_PANEL);
-    mat(&s[MLP_DOWN], c->hidden_size, inner, STORE_PANEL);
+    mat(&s[MLP_GATE], inner, c->hidden_size, RESIDENT_MATRIX);
+    mat(&s[MLP_UP], inner, c->hidden_size, RESIDENT_MATRIX);
+    mat(&s[MLP_DOWN], c->hidden_size, inner, RESIDENT_MATRIX);
 }
 
 static void layer_specs(struct slot_spec *s, const struct config *c, int layer)
@@ -108,7 +104,7 @@ static void layer_specs(struct slot_spec *s, const struct config *c, int layer)
         return;
     }
     NAME(s, "model.layers.%d.mlp.gate.weight", layer);
-    mat(s, c->n_experts, c->hidden_size, STORE_PANEL);
+    mat(s, c->n_experts, c->hidden_size, RESIDENT_MATRIX);
     s++;
     for (int e = 0; e < c->n_experts; e++, s += MLP_SLOTS) {
         snprintf(prefix, sizeof prefix, "model.layers.%d.mlp.experts.%d", layer, e);
@@ -125,9 +121,9 @@ err_t model_specs(const struct config *c, struct slot_spec **specs, size_t *n, s
     NAME(&s[SLOT_NORM], "model.norm.weight");
     NAME(&s[SLOT_HEAD], "%s",
          c->tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
-    mat(&s[SLOT_EMBED], c->vocab_size, c->hidden_size, STORE_PLAIN);
+    mat(&s[SLOT_EMBED], c->vocab_size, c->hidden_size, RESIDENT_PLAIN);
     vec(&s[SLOT_NORM], c->hidden_size);
-    mat(&s[SLOT_HEAD], c->vocab_size, c->hidden_size, STORE_PANEL);
+    mat(&s[SLOT_HEAD], c->vocab_size, c->hidden_size, RESIDENT_MATRIX);
     size_t at = SLOT_LAYERS;
     for (int i = 0; i < c->n_layers; i++) {
         layer_specs(s + at, c, i);

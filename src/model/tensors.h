@@ -8,9 +8,9 @@
  *     tensors_layer(&l, &config, layer);   // any layer in [0, n_layers)
  *     store_ptr(s, slot_expert(&l, e, MLP_UP));
  *
- * Matrices that a GEMM reads are STORE_PANEL; the embedding (read by rows) and the norms are
- * STORE_PLAIN.  Checkpoint names are those of Hugging Face's Qwen3-MoE.  With tied embeddings the
- * head is a second slot, a panel copy, of the same name `model.embed_tokens.weight`.
+ * Matrices that a GEMM reads are RESIDENT_MATRIX; the embedding (read by rows) and the norms are
+ * RESIDENT_PLAIN.  Checkpoint names are those of Hugging Face's Qwen3-MoE.  With tied embeddings
+ * the head is a second slot, a copy as a matrix, of the same name `model.embed_tokens.weight`.
  */
 #ifndef MODEL_TENSORS_H
 #define MODEL_TENSORS_H
@@ -22,36 +22,36 @@
 enum {
     SLOT_EMBED, /* [vocab][hidden], plain */
     SLOT_NORM,  /* [1][hidden], plain */
-    SLOT_HEAD,  /* [vocab][hidden], panel */
+    SLOT_HEAD,  /* [vocab][hidden], matrix */
     SLOT_LAYERS /* the first layer's first slot */
 };
 
 /* Slots of one layer, from its first. */
 enum {
     LAYER_IN_NORM,   /* [1][hidden], plain */
-    LAYER_Q,         /* [n_heads * head_dim][hidden], panel */
-    LAYER_K,         /* [n_kv_heads * head_dim][hidden], panel */
+    LAYER_Q,         /* [n_heads * head_dim][hidden], matrix */
+    LAYER_K,         /* [n_kv_heads * head_dim][hidden], matrix */
     LAYER_V,         /* as K */
-    LAYER_O,         /* [hidden][n_heads * head_dim], panel */
+    LAYER_O,         /* [hidden][n_heads * head_dim], matrix */
     LAYER_Q_NORM,    /* [1][head_dim], plain */
     LAYER_K_NORM,    /* [1][head_dim], plain */
     LAYER_POST_NORM, /* [1][hidden], plain */
-    LAYER_MLP        /* dense: gate, up, down.  sparse: router, then gate, up, down of each expert */
+    LAYER_MLP /* dense: gate, up, down.  sparse: router, then gate, up, down of each expert */
 };
 
 /* Slots of the MLP parts, from a dense MLP's or an expert's first. */
 enum {
-    MLP_GATE, /* [inner][hidden], panel */
-    MLP_UP,   /* [inner][hidden], panel */
-    MLP_DOWN, /* [hidden][inner], panel */
+    MLP_GATE, /* [inner][hidden], matrix */
+    MLP_UP,   /* [inner][hidden], matrix */
+    MLP_DOWN, /* [hidden][inner], matrix */
     MLP_SLOTS
 };
 
 struct layer_slots {
     size_t in_norm, q, k, v, o, q_norm, k_norm, post_norm;
-    size_t router;           /* [n_experts][hidden], panel; SIZE_MAX for a dense layer */
-    size_t expert0;          /* gate, up, down of expert e at expert0 + 3 * e + MLP_*; else SIZE_MAX */
-    size_t gate, up, down;   /* of a dense layer; else SIZE_MAX */
+    size_t router;  /* [n_experts][hidden], matrix; SIZE_MAX for a dense layer */
+    size_t expert0; /* gate, up, down of expert e at expert0 + 3 * e + MLP_*; else SIZE_MAX */
+    size_t gate, up, down; /* of a dense layer; else SIZE_MAX */
 };
 
 static inline size_t slot_expert(const struct layer_slots *l, int expert, int part)

@@ -1,13 +1,15 @@
 /*
  * checkpoint.h - a Hugging Face model folder: which files, which tensors.
  *
- * checkpoint_find turns what the user gave (a folder, or a repository id `org/name`) into a folder: a repository id is
- * looked up in the local Hub cache ($HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub; refs/main ->
- * snapshots/<commit>).  Absent: ERR_NOTFOUND naming the places searched.  Nothing is downloaded.
+ * checkpoint_find turns what the user gave (a folder, or a repository id `org/name`) into a folder:
+ * a repository id is looked up in the local Hub cache ($HF_HUB_CACHE, $HF_HOME/hub,
+ * ~/.cache/huggingface/hub; refs/main -> snapshots/<commit>).  Absent: ERR_NOTFOUND naming the
+ * places searched.  Nothing is downloaded.
  *
- * checkpoint_open reads headers only.  With model.safetensors.index.json only the files that it names are
- * opened, and each name must be found in the file that the index gives (a file absent: named; C01).
- * Without one: every *.safetensors of the folder; a tensor defined twice is refused with both files (C05).
+ * checkpoint_open reads headers only.  With model.safetensors.index.json only the files that it
+ * names are opened, and each name must be found in the file that the index gives (a file absent:
+ * named; C01). Without one: every *.safetensors of the folder; a tensor defined twice is refused
+ * with both files (C05).
  */
 #ifndef WEIGHT_CHECKPOINT_H
 #define WEIGHT_CHECKPOINT_H
@@ -22,7 +24,7 @@ struct checkpoint {
     struct checkpoint_entry {
         const struct st_file *file;
         const struct st_tensor *tensor;
-    } *entries; /* sorted by name */
+    } * entries; /* sorted by name */
 };
 
 err_t checkpoint_find(char **dir, const char *model, struct err *e) MUST_USE; /* caller frees */

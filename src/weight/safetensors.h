@@ -2,11 +2,11 @@
  * safetensors.h - one safetensors file, read with suspicion.
  *
  * Format (huggingface/safetensors, README): 8 bytes little-endian header length n <= 100,000,000,
- * n bytes of JSON {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {...}},
- * then the data; offsets count from the end of the header.  Checked before anything is believed:
- * the length against the file and the limit, every product, every span (it must equal shape x
- * dtype, lie inside the file, neither overlap another nor leave a hole), every dtype (an unknown
- * one is refused even if nobody needs the tensor), and no name twice (cases C65, C67).
+ * n bytes of JSON {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__":
+ * {...}}, then the data; offsets count from the end of the header.  Checked before anything is
+ * believed: the length against the file and the limit, every product, every span (it must equal
+ * shape x dtype, lie inside the file, neither overlap another nor leave a hole), every dtype (an
+ * unknown one is refused even if nobody needs the tensor), and no name twice (cases C65, C67).
  *
  * st_open keeps the descriptor; st_read preads, and refuses if size or mtime changed since (C11).
  */
@@ -21,8 +21,23 @@
 #define ST_MAX_DIMS 8
 
 typedef enum {
-    ST_BOOL, ST_U8, ST_I8, ST_F8_E4M3, ST_F8_E5M2, ST_F8_E8M0, ST_F4,
-    ST_I16, ST_U16, ST_F16, ST_BF16, ST_I32, ST_U32, ST_F32, ST_F64, ST_I64, ST_U64,
+    ST_BOOL,
+    ST_U8,
+    ST_I8,
+    ST_F8_E4M3,
+    ST_F8_E5M2,
+    ST_F8_E8M0,
+    ST_F4,
+    ST_I16,
+    ST_U16,
+    ST_F16,
+    ST_BF16,
+    ST_I32,
+    ST_U32,
+    ST_F32,
+    ST_F64,
+    ST_I64,
+    ST_U64,
 } st_dtype_t;
 
 const char *st_dtype_name(st_dtype_t d);

@@ -1,12 +1,9 @@
 #include "weight/store.h"
 
-#include "backend/layout.h"
 #include "base/mem.h"
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #define SLOT_ALIGN 64
 
@@ -17,22 +14,12 @@ struct store {
     size_t *order;   /* slots sorted by name, then by slot */
     size_t *rank;    /* place of each slot in `order` */
     const void **ptrs;
-    struct arena *arena;
+    struct matrix *matrices;
+    struct memory memory;
+    void *arena;
     uint64_t epoch;
     atomic_bool claimed;
 };
-
-struct arena {
-    char *base;
-};
-
-static bool slot_bytes(size_t *out, const struct slot_spec *p)
-{
-    size_t len;
-    bool ok = p->layout == STORE_PANEL ? layout_panel_len(&len, p->rows, p->cols)
-                                       : mul_size(&len, p->rows, p->cols);
-    return ok && mul_size(out, len, sizeof(uint16_t));
-}
 
 static err_t place_slots(struct store *s, struct err *e)
 {
@@ -40,10 +27,10 @@ static err_t place_slots(struct store *s, struct err *e)
     for (size_t i = 0; i < s->n; i++) {
         const struct slot_spec *p = &s->specs[i];
         size_t bytes, end;
-        if (!slot_bytes(&bytes, p) || !add_size(&end, at, bytes) ||
+        if (!s->memory.ops->bytes(&bytes, &p->shape) || !add_size(&end, at, bytes) ||
             !add_size(&end, end, SLOT_ALIGN - 1))
             return err_set(e, ERR_TOOBIG, "%s: [%llu, %llu] does not fit in memory", p->name,
-                           (unsigned long long)p->rows, (unsigned long long)p->cols);
+                           (unsigned long long)p->shape.rows, (unsigned long long)p->shape.cols);
         s->offsets[i] = at;
         at = end / SLOT_ALIGN * SLOT_ALIGN;
     }
@@ -68,18 +55,21 @@ static void sort_slots(struct store *s)
         s->rank[s->order[i]] = i;
 }
 
-err_t store_new(struct store **out, const struct slot_spec *specs, size_t n, struct err *e)
+err_t store_new(struct store **out, const struct slot_spec *specs, size_t n, struct memory memory,
+                struct err *e)
 {
     struct store *s = mem_try(sizeof *s);
     if (s == NULL) return err_set(e, ERR_NOMEM, "no memory for the weight store");
     s->n = n;
+    s->memory = memory;
     s->specs = mem_try_array(n, sizeof s->specs[0]);
     s->offsets = mem_try_array(n, sizeof s->offsets[0]);
     s->order = mem_try_array(n, sizeof s->order[0]);
     s->rank = mem_try_array(n, sizeof s->rank[0]);
     s->ptrs = mem_try_array(n, sizeof s->ptrs[0]);
+    s->matrices = mem_try_array(n, sizeof s->matrices[0]);
     err_t rc = OK;
-    if (!s->specs || !s->offsets || !s->order || !s->rank || !s->ptrs) {
+    if (!s->specs || !s->offsets || !s->order || !s->rank || !s->ptrs || !s->matrices) {
         rc = err_set(e, ERR_NOMEM, "no memory for a table of %zu weights", n);
     } else {
         if (n) memcpy(s->specs, specs, n * sizeof s->specs[0]);
@@ -97,12 +87,13 @@ err_t store_new(struct store **out, const struct slot_spec *specs, size_t n, str
 void store_free(struct store *s)
 {
     if (s == NULL) return;
-    store_arena_free(s->arena);
+    store_arena_free(s, s->arena);
     mem_free(s->specs);
     mem_free(s->offsets);
     mem_free(s->order);
     mem_free(s->rank);
     mem_free(s->ptrs);
+    mem_free(s->matrices);
     mem_free(s);
 }
 
@@ -145,6 +136,12 @@ const void *store_ptr(const struct store *s, size_t slot)
     return s->ptrs[slot];
 }
 
+const struct matrix *store_matrix(const struct store *s, size_t slot)
+{
+    CHECK(slot < s->n && s->specs[slot].shape.kind == RESIDENT_MATRIX);
+    return &s->matrices[slot];
+}
+
 uint64_t store_epoch(const struct store *s)
 {
     return s->epoch;
@@ -157,42 +154,46 @@ size_t store_bytes(const struct store *s)
 
 uint64_t store_hash(const struct store *s)
 {
-    return s->arena ? XXH3_64bits(s->arena->base, s->bytes) : 0;
+    return s->arena ? s->memory.ops->hash(s->memory.ctx, s->arena, s->bytes) : 0;
 }
 
-struct arena *store_arena_new(const struct store *s)
+void *store_arena_new(const struct store *s)
 {
-    struct arena *a = mem_try(sizeof *a);
-    if (a == NULL) return NULL;
-    a->base = mem_try(s->bytes);
-    if (a->base == NULL) {
-        mem_free(a);
-        return NULL;
-    }
-    return a;
+    return s->memory.ops->alloc(s->memory.ctx, s->bytes);
 }
 
-void *store_arena_slot(const struct store *s, struct arena *a, size_t slot)
+void store_arena_free(const struct store *s, void *arena)
+{
+    if (arena) s->memory.ops->free(s->memory.ctx, arena, s->bytes);
+}
+
+void store_put(const struct store *s, void *arena, size_t slot, part_t part, size_t row0, size_t n,
+               const void *canon)
 {
     CHECK(slot < s->n);
-    return a->base + s->offsets[slot];
+    s->memory.ops->put(s->memory.ctx, (char *)arena + s->offsets[slot], &s->specs[slot].shape, part,
+                       row0, n, canon);
 }
 
-void store_arena_free(struct arena *a)
+void store_get(const struct store *s, void *canon, size_t slot, part_t part, size_t row0, size_t n)
 {
-    if (a == NULL) return;
-    mem_free(a->base);
-    mem_free(a);
+    CHECK(slot < s->n && s->arena);
+    s->memory.ops->get(s->memory.ctx, canon, &s->specs[slot].shape, part, row0, n,
+                       (const char *)s->arena + s->offsets[slot]);
 }
 
-struct arena *store_swap(struct store *s, struct arena *a)
+void store_swap(struct store *s, void **a)
 {
-    struct arena *former = s->arena;
-    s->arena = a;
-    for (size_t i = 0; i < s->n; i++)
-        s->ptrs[i] = a->base + s->offsets[i];
+    void *spare;
+    s->arena = s->memory.ops->commit(s->memory.ctx, s->arena, *a, s->bytes, &spare);
+    *a = spare;
+    for (size_t i = 0; i < s->n; i++) {
+        const struct resident *r = &s->specs[i].shape;
+        s->ptrs[i] = (const char *)s->arena + s->offsets[i];
+        if (r->kind == RESIDENT_MATRIX)
+            s->matrices[i] = layout_matrix(r->format, (size_t)r->rows, (size_t)r->cols, s->ptrs[i]);
+    }
     s->epoch++;
-    return former;
 }
 
 bool store_claim(struct store *s)

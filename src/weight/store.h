@@ -2,56 +2,58 @@
  * store.h - every resident weight, for the life of the process.
  *
  * A slot is one matrix or vector that kernels read; its spec comes from the model (model/tensors.h)
- * and never changes.  Two slots may have one name (a tied head); they get the same values.  All slots of one generation lie in one arena; the store keeps the table of
- * addresses that kernels read through store_ptr.  An update (weight/update.h) fills a second arena
- * while the first serves, then swaps the table: the commit is a pointer flip, and cannot fail.
+ * and never changes, its format neither.  Two slots may have one name (a tied head); they get the
+ * same values. All slots of one generation lie in one arena of a memory (backend/memory.h: host or
+ * device); the store keeps the tables of addresses that kernels read through store_ptr and
+ * store_matrix.  An update (weight/update.h) fills a second arena while the first serves, then
+ * commits it: that cannot fail.
  *
- * Resident layouts, each a bijection of the canonical bytes (backend/layout.h):
- *     STORE_PLAIN   as in the checkpoint, BF16, row-major
- *     STORE_PANEL   [rows up to 16][cols / 2][16][2] BF16, rows padded with zeros
- *
- * Threads: specs are constant.  store_ptr and the swap belong to the engine thread.
+ * Threads: specs are constant.  store_ptr, store_matrix and the swap belong to the engine thread.
  * The epoch counts commits from 1 (the first load); caches of anything computed from weights are
  * keyed by it.
  */
 #ifndef WEIGHT_STORE_H
 #define WEIGHT_STORE_H
 
+#include "backend/memory.h"
 #include "base/err.h"
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-typedef enum { STORE_PLAIN, STORE_PANEL } store_layout_t;
 
 struct slot_spec {
-    char name[128];      /* in the checkpoint */
-    uint64_t rows, cols; /* a vector is [1][cols]; checkpoint shape [cols] */
-    int n_dims;          /* 1 or 2, of the checkpoint's tensor */
-    store_layout_t layout;
+    char name[128]; /* of the weight, as Hugging Face's checkpoint has it */
+    int n_dims;     /* 1 or 2, of the checkpoint's tensor; a vector is [1][cols], shape [cols] */
+    struct resident shape; /* rows, cols, kind, format */
+    bool optional; /* a RESIDENT_F32 slot that a checkpoint may lack; it then holds `absent` */
+    float absent;
 };
 
 struct store;
 struct arena; /* one generation of all slots */
 
 /* Copies the specs; no weights are resident yet (epoch 0). */
-err_t store_new(struct store **out, const struct slot_spec *specs, size_t n, struct err *e) MUST_USE;
+err_t store_new(struct store **out, const struct slot_spec *specs, size_t n, struct memory memory,
+                struct err *e) MUST_USE;
 void store_free(struct store *s);
 size_t store_slots(const struct store *s);
 const struct slot_spec *store_spec(const struct store *s, size_t slot);
 size_t store_find(const struct store *s, const char *name); /* first slot, or SIZE_MAX */
-size_t store_find_next(const struct store *s, size_t slot); /* next slot of that name, or SIZE_MAX */
-const void *store_ptr(const struct store *s, size_t slot);
+size_t store_find_next(const struct store *s,
+                       size_t slot);                       /* next slot of that name, or SIZE_MAX */
+const void *store_ptr(const struct store *s, size_t slot); /* plain and f32 slots */
+/* Matrices; an array: slots of an expert are neighbours (model/tensors.h). */
+const struct matrix *store_matrix(const struct store *s, size_t slot);
 uint64_t store_epoch(const struct store *s);
 size_t store_bytes(const struct store *s);  /* of one generation, padding included */
 uint64_t store_hash(const struct store *s); /* xxh3 of the resident bytes */
 
-/* For update.c: a zeroed arena (NULL: out of memory), where a slot lies in it, and the swap, which
- * returns the former arena (NULL the first time). */
-struct arena *store_arena_new(const struct store *s);
-void *store_arena_slot(const struct store *s, struct arena *a, size_t slot);
-void store_arena_free(struct arena *a);
-struct arena *store_swap(struct store *s, struct arena *a);
+/* For update.c: a zeroed arena (NULL: out of memory), rows of a part into a slot of it, and the
+ * swap, which leaves the arena to free in *a (NULL the first time). */
+void *store_arena_new(const struct store *s);
+void store_arena_free(const struct store *s, void *arena);
+void store_put(const struct store *s, void *arena, size_t slot, part_t part, size_t row0, size_t n,
+               const void *canon);
+void store_swap(struct store *s, void **a);
+/* Canonical rows of a resident part. */
+void store_get(const struct store *s, void *canon, size_t slot, part_t part, size_t row0, size_t n);
 /* One update at a time; any thread.  false: another holds the claim. */
 bool store_claim(struct store *s);
 void store_unclaim(struct store *s);

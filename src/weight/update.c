@@ -1,6 +1,5 @@
 #include "weight/update.h"
 
-#include "backend/layout.h"
 #include "base/buf.h"
 #include "base/mem.h"
 #include "weight/cast.h"
@@ -17,7 +16,7 @@
 
 struct update {
     struct store *store;
-    struct arena *next, *former;
+    void *next, *former;
     bool *staged; /* per slot */
     enum { OPEN, PREPARED, COMMITTED } state;
     bool broken;          /* a stage failed half-way: its slots hold anything */
@@ -31,7 +30,7 @@ err_t update_begin(struct update **out, struct store *s, struct err *e)
     if (!store_claim(s)) return err_set(e, ERR_STATE, "another weight update is in progress");
     struct update *u = mem_try(sizeof *u);
     bool *staged = mem_try(store_slots(s));
-    struct arena *next = u && staged ? store_arena_new(s) : NULL;
+    void *next = u && staged ? store_arena_new(s) : NULL;
     if (next == NULL) {
         mem_free(staged);
         mem_free(u);
@@ -61,7 +60,7 @@ static void note_not_finite(struct update *u, size_t slot, uint64_t at)
 /* Rows [row0, row0 + n) of the tensor whose first slot is `slot`, into every slot of that name. */
 static void put_rows(struct update *u, size_t slot, const uint16_t *rows, size_t row0, size_t n)
 {
-    size_t cols = (size_t)store_spec(u->store, slot)->cols, len = n * cols;
+    size_t cols = (size_t)store_spec(u->store, slot)->shape.cols, len = n * cols;
     unsigned bad = 0;
     for (size_t i = 0; i < len; i++)
         bad |= !cast_bf16_finite(rows[i]);
@@ -70,14 +69,8 @@ static void put_rows(struct update *u, size_t slot, const uint16_t *rows, size_t
         note_not_finite(u, slot, row0 * cols + i);
         break;
     }
-    for (; slot != SIZE_MAX; slot = store_find_next(u->store, slot)) {
-        const struct slot_spec *p = store_spec(u->store, slot);
-        uint16_t *to = store_arena_slot(u->store, u->next, slot);
-        if (p->layout == STORE_PANEL)
-            layout_to_panel(to, rows, (size_t)p->rows, cols, row0, n);
-        else if (len)
-            memcpy(to + row0 * cols, rows, len * sizeof *to);
-    }
+    for (; slot != SIZE_MAX; slot = store_find_next(u->store, slot))
+        store_put(u->store, u->next, slot, PART_DATA, row0, n, rows);
 }
 
 static void mark_staged(struct update *u, size_t slot)
@@ -97,13 +90,13 @@ static err_t check_open(const struct update *u, struct err *e)
 static err_t check_shape(const struct slot_spec *p, int n_dims, uint64_t rows, uint64_t cols,
                          struct err *e)
 {
-    if (n_dims == p->n_dims && rows == p->rows && cols == p->cols) return OK;
+    if (n_dims == p->n_dims && rows == p->shape.rows && cols == p->shape.cols) return OK;
     char want[64];
     if (p->n_dims == 1)
-        snprintf(want, sizeof want, "[%llu]", (unsigned long long)p->cols);
+        snprintf(want, sizeof want, "[%llu]", (unsigned long long)p->shape.cols);
     else
-        snprintf(want, sizeof want, "[%llu, %llu]", (unsigned long long)p->rows,
-                 (unsigned long long)p->cols);
+        snprintf(want, sizeof want, "[%llu, %llu]", (unsigned long long)p->shape.rows,
+                 (unsigned long long)p->shape.cols);
     if (n_dims == 1)
         return err_set(e, ERR_INPUT, "tensor %s: shape [%llu], the model needs %s", p->name,
                        (unsigned long long)cols, want);
@@ -234,7 +227,7 @@ static void to_bf16(void *data, st_dtype_t dtype, size_t n)
 static err_t job_run(struct load *l, const struct job *j, void **buf, size_t *cap, struct err *e)
 {
     const struct slot_spec *p = store_spec(l->u->store, j->slot);
-    size_t row_bytes, rows = (size_t)p->rows, cols = (size_t)p->cols, step;
+    size_t row_bytes, rows = (size_t)p->shape.rows, cols = (size_t)p->shape.cols, step;
     if (!mul_size(&row_bytes, cols, elem_bytes(j->tensor->dtype)))
         return err_set(e, ERR_TOOBIG, "tensor %s: a row does not fit in memory", p->name);
     step = row_bytes && row_bytes < CHUNK_BYTES ? CHUNK_BYTES / row_bytes : 1;
@@ -343,16 +336,17 @@ err_t update_prepare(struct update *u, struct err *e)
 void update_commit(struct update *u)
 {
     CHECK(u->state == PREPARED);
-    u->former = store_swap(u->store, u->next);
+    u->former = u->next;
     u->next = NULL;
+    store_swap(u->store, &u->former);
     u->state = COMMITTED;
 }
 
 void update_free(struct update *u)
 {
     if (u == NULL) return;
-    store_arena_free(u->next);
-    store_arena_free(u->former);
+    store_arena_free(u->store, u->next);
+    store_arena_free(u->store, u->former);
     store_unclaim(u->store);
     pthread_mutex_destroy(&u->lock);
     mem_free(u->staged);

@@ -3,17 +3,17 @@
  *
  *     struct update *u = NULL;
  *     if (update_begin(&u, store, e) != OK) ...
- *     if (update_stage_dir(u, dir, n_threads, &progress, e) != OK) goto fail;   // any thread, serving goes on
- *     if (update_prepare(u, e) != OK) goto fail;    // complete set, names, shapes, finite
- *     update_commit(u);                             // engine thread, between two steps
- *   fail:
- *     update_free(u);                               // before a commit: the resident bytes are as before
+ *     if (update_stage_dir(u, dir, n_threads, &progress, e) != OK) goto fail;   // any thread,
+ * serving goes on if (update_prepare(u, e) != OK) goto fail;    // complete set, names, shapes,
+ * finite update_commit(u);                             // engine thread, between two steps fail:
+ *     update_free(u);                               // before a commit: the resident bytes are as
+ * before
  *
  * States   OPEN -> PREPARED -> COMMITTED.  Every failure leaves the store untouched.
- * Errors   name the tensor or file: missing (all, up to 8, then a count), unknown to the model (extra),
- *          wrong shape or dtype, short read, changed while reading.
- * Dtypes   BF16 is copied; F16 and F32 are rounded to BF16 (nearest even).
- * One update is open at a time per store: a second begin is ERR_STATE.
+ * Errors   name the tensor or file: missing (all, up to 8, then a count), unknown to the model
+ * (extra), wrong shape or dtype, short read, changed while reading. Dtypes   BF16 is copied; F16
+ * and F32 are rounded to BF16 (nearest even). One update is open at a time per store: a second
+ * begin is ERR_STATE.
  */
 #ifndef WEIGHT_UPDATE_H
 #define WEIGHT_UPDATE_H

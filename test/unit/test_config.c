@@ -135,14 +135,14 @@ static void specs_match_slots(void **state)
     assert_string_equal(s[SLOT_HEAD].name, s[SLOT_EMBED].name);
     tensors_layer(&l, &c, 0);
     assert_string_equal(s[l.down].name, "model.layers.0.mlp.down_proj.weight");
-    assert_int_equal(s[l.down].cols, 64);
+    assert_int_equal(s[l.down].shape.cols, 64);
     tensors_layer(&l, &c, 2);
     assert_string_equal(s[l.router].name, "model.layers.2.mlp.gate.weight");
     assert_string_equal(s[slot_expert(&l, 3, MLP_UP)].name,
                         "model.layers.2.mlp.experts.3.up_proj.weight");
     assert_int_equal(slot_expert(&l, 3, MLP_DOWN), n - 1);
     assert_string_equal(s[l.k_norm].name, "model.layers.2.self_attn.k_norm.weight");
-    assert_int_equal(s[l.k].rows, 16);
+    assert_int_equal(s[l.k].shape.rows, 16);
     mem_free(s);
 }
 

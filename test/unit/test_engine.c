@@ -35,7 +35,7 @@ static void rig_open(struct rig *g, const char *dir, struct engine_options o)
     struct update_progress pr = {0};
     assert_int_equal(config_load(&g->c, dir, &e), OK);
     assert_int_equal(model_specs(&g->c, &specs, &n, &e), OK);
-    assert_int_equal(store_new(&g->store, specs, n, &e), OK);
+    assert_int_equal(store_new(&g->store, specs, n, memory_host, &e), OK);
     mem_free(specs);
     assert_int_equal(update_begin(&u, g->store, &e), OK);
     assert_int_equal(update_stage_dir(u, dir, 2, &pr, &e), OK);

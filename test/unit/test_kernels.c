@@ -1,9 +1,11 @@
 /* test_kernels.c - every instruction set of this machine gives the portable bits. */
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
+
 #include <cmocka.h>
+
 #include "backend/cpu/cpu.h"
 #include "backend/layout.h"
 #include "base/mem.h"
@@ -35,9 +37,9 @@ static const struct backend_ops *other(int i)
 static void gemm_case(size_t m, size_t n, size_t k)
 {
     size_t lda = (k + 1) / 2 * 2, len;
-    assert_true(layout_panel_len(&len, n, k));
+    assert_true(layout_bytes(&len, FORMAT_BF16, n, k));
     float *a = mem_alloc(m * lda * 4), *out = mem_alloc(m * n * 4), *one = mem_alloc(m * n * 4);
-    uint16_t *w = mem_alloc(n * k * 2), *panel = mem_alloc(len * 2);
+    uint16_t *w = mem_alloc(n * k * 2), *panel = mem_alloc(len);
     uint64_t seed = m * 131 + n * 17 + k;
     int32_t idx[16];
     for (size_t i = 0; i < m; i++) {
@@ -46,8 +48,9 @@ static void gemm_case(size_t m, size_t n, size_t k)
     }
     for (size_t i = 0; i < n * k; i++)
         w[i] = f32_to_bf16(noise(&seed));
-    layout_to_panel(panel, w, n, k, 0, n);
-    struct gemm g = {.a = a, .lda = lda, .w = panel, .pairs = lda / 2, .n = n, .out = out, .ldo = n};
+    layout_put(panel, FORMAT_BF16, n, k, PART_DATA, 0, n, w);
+    struct matrix mat = layout_matrix(FORMAT_BF16, n, k, panel);
+    struct gemm g = {.a = a, .lda = lda, .w = &mat, .out = out, .ldo = n};
     cpu_ops_portable.gemm(&g, m, 0, (n + 15) / 16);
     for (size_t i = 0; i < m; i++)
         for (size_t r = 0; r < n; r++) {
@@ -97,7 +100,8 @@ static void rows_bits(void **state)
 {
     (void)state;
     enum { N = 5003 };
-    float *x = mem_alloc(N * 4), *y = mem_alloc(N * 4), *p = mem_alloc(N * 4), *q = mem_alloc(N * 4);
+    float *x = mem_alloc(N * 4), *y = mem_alloc(N * 4), *p = mem_alloc(N * 4),
+          *q = mem_alloc(N * 4);
     uint16_t *w = mem_alloc(N * 2);
     fill(x, N, 100.0f, 1);
     fill(y, N, 5.0f, 2);
@@ -154,8 +158,17 @@ static void attention_bits(void **state)
     }
     static const int lens[] = {1, 15, 16, 17, 255, 256, 257, 512, KEYS};
     for (int l = 0; l < 9; l++) {
-        struct attn a = {.q = q, .out = out, .first_chunk = KV_CHUNK, .n_heads = HEADS, .head_dim = HD, .k = k, .v = v,
-                         .page_stride = SIZE, .pages = pages, .n_keys = lens[l], .scale = 0.11f};
+        struct attn a = {.q = q,
+                         .out = out,
+                         .first_chunk = KV_CHUNK,
+                         .n_heads = HEADS,
+                         .head_dim = HD,
+                         .k = k,
+                         .v = v,
+                         .page_stride = SIZE,
+                         .pages = pages,
+                         .n_keys = lens[l],
+                         .scale = 0.11f};
         cpu_ops_portable.attention(&a);
         a.out = got;
         for (int i = 0; i < N_ISAS; i++) {

@@ -35,7 +35,7 @@ static void load(struct world *w, const char *dir)
     struct update_progress progress = {0};
     size_t n;
     if (config_load(&w->c, dir, &e) != OK || model_specs(&w->c, &specs, &n, &e) != OK ||
-        store_new(&w->store, specs, n, &e) != OK || update_begin(&u, w->store, &e) != OK ||
+        store_new(&w->store, specs, n, memory_host, &e) != OK || update_begin(&u, w->store, &e) != OK ||
         update_stage_dir(u, dir, 1, &progress, &e) != OK || update_prepare(u, &e) != OK)
         fail_msg("%s", e.msg);
     update_commit(u);
@@ -54,7 +54,8 @@ static void run(struct world *w, int t0, int n, const struct step_row *rows, int
     struct step st = {.n_tokens = n, .ids = w->ids + t0, .pos = w->pos + t0, .seq = w->seq,
                       .n_seqs = 1, .seqs = &s, .n_rows = n_rows, .rows = rows};
     model_submit(w->m, &st);
-    model_collect(w->m, &st);
+    struct err collect_e;
+    assert_int_equal(model_collect(w->m, &st, &collect_e), OK);
 }
 
 static void prompt(struct world *w, const json_t *ref)

@@ -22,9 +22,9 @@
 #define EARLY "models/tiny-moe-early"
 
 static const struct slot_spec specs[] = {
-    {"emb", 3, 4, 2, STORE_PLAIN},
-    {"emb", 3, 4, 2, STORE_PANEL}, /* tied */
-    {"norm", 1, 4, 1, STORE_PLAIN},
+    {.name = "emb", .n_dims = 2, .shape = {RESIDENT_PLAIN, FORMAT_BF16, 3, 4}},
+    {.name = "emb", .n_dims = 2, .shape = {RESIDENT_MATRIX, FORMAT_BF16, 3, 4}}, /* tied */
+    {.name = "norm", .n_dims = 1, .shape = {RESIDENT_PLAIN, FORMAT_BF16, 1, 4}},
 };
 
 /* A folder with one file: emb [3,4] and norm [4] of one dtype, every value 1. */
@@ -94,23 +94,24 @@ static void layout_round_trip(void **state)
     for (size_t rows = 1; rows < 40; rows += 3)
         for (size_t cols = 1; cols < 9; cols++) {
             size_t n;
-            assert_true(layout_panel_len(&n, rows, cols));
+            assert_true(layout_bytes(&n, FORMAT_BF16, rows, cols));
+            n /= 2;
             uint16_t *p = mem_alloc(n * 2), *a = mem_alloc(rows * cols * 2);
             uint16_t *b = mem_alloc(rows * cols * 2);
             memset(p, 0xff, n * 2);
             for (size_t i = 0; i < rows * cols; i++)
                 a[i] = (uint16_t)(i + 1);
             size_t cut = rows / 2, zeros = 0;
-            layout_to_panel(p, a, rows, cols, 0, cut);
-            layout_to_panel(p, a + cut * cols, rows, cols, cut, rows - cut);
+            layout_put(p, FORMAT_BF16, rows, cols, PART_DATA, 0, cut, a);
+            layout_put(p, FORMAT_BF16, rows, cols, PART_DATA, cut, rows - cut, a + cut * cols);
             for (size_t i = 0; i < n; i++)
                 zeros += p[i] == 0;
             assert_int_equal(zeros, n - rows * cols);
             size_t r = rows - 1, c = cols - 1;
             assert_int_equal(p[((r / 16 * ((cols + 1) / 2) + c / 2) * 16 + r % 16) * 2 + c % 2],
                              rows * cols);
-            layout_from_panel(b, p, rows, cols, 0, cut);
-            layout_from_panel(b + cut * cols, p, rows, cols, cut, rows - cut);
+            layout_get(b, FORMAT_BF16, rows, cols, PART_DATA, 0, cut, p);
+            layout_get(b + cut * cols, FORMAT_BF16, rows, cols, PART_DATA, cut, rows - cut, p);
             assert_memory_equal(a, b, rows * cols * 2);
             mem_free(p);
             mem_free(a);
@@ -127,7 +128,7 @@ static void all_or_nothing(void **state)
     uint16_t data[12];
     for (int i = 0; i < 12; i++)
         data[i] = (uint16_t)(0x3f80 + i);
-    assert_int_equal(store_new(&s, specs, 3, &e), OK);
+    assert_int_equal(store_new(&s, specs, 3, memory_host, &e), OK);
     assert_int_equal(update_begin(&u, s, &e), OK);
     assert_int_equal(update_begin(&v, s, &e), ERR_STATE);
     assert_int_equal(update_stage(u, "emb", data, 3, 4, &e), OK);
@@ -142,7 +143,7 @@ static void all_or_nothing(void **state)
     update_free(u);
     assert_int_equal(store_epoch(s), 1);
     assert_memory_equal(store_ptr(s, 0), data, 24);
-    assert_int_equal(((const uint16_t *)store_ptr(s, 1))[32 + 3], data[7]); /* (1, 3) */
+    assert_int_equal(((const uint16_t *)store_matrix(s, 1)->panel)[32 + 3], data[7]); /* (1, 3) */
     uint64_t h = store_hash(s);
     data[5] = 0x7fc0;
     assert_int_equal(update_begin(&u, s, &e), OK);
@@ -168,7 +169,7 @@ static void converts_and_survives_faults(void **state)
     make_dir(b, "F16", 2, &f16, "norm");
     make_dir(c, "F32", 4, &f32, "norm");
     make_dir(d, "BF16", 2, &bf16, "stranger");
-    assert_int_equal(store_new(&s, specs, 3, &e), OK);
+    assert_int_equal(store_new(&s, specs, 3, memory_host, &e), OK);
     assert_int_equal(load(s, a, 1, &e), OK);
     uint64_t h = store_hash(s);
     assert_int_equal(load(s, b, 2, &e), OK);
@@ -207,7 +208,7 @@ static void loads_model(void **state)
     size_t n;
     assert_int_equal(config_load(&c, FINAL, &e), OK);
     assert_int_equal(model_specs(&c, &sp, &n, &e), OK);
-    assert_int_equal(store_new(&s, sp, n, &e), OK);
+    assert_int_equal(store_new(&s, sp, n, memory_host, &e), OK);
     mem_free(sp);
     if (load(s, FINAL, 1, &e) != OK) fail_msg("%s", e.msg);
     uint64_t h = store_hash(s);

@@ -37,16 +37,15 @@ err_t cpu_ops_get(const struct backend_ops **out, const char *name, struct err *
 {
     const struct backend_ops *ops = name ? cpu_ops_find(name) : cpu_ops_best();
     if (ops == NULL)
-        return err_set(e, ERR_UNSUPPORTED,
-                       "isa: '%s' is not available on this machine; allowed: portable%s%s", name,
-                       cpu_ops_find("avx2") ? ", avx2" : "",
-                       cpu_ops_find("avx512") ? ", avx512" : "");
+        return err_set(
+            e, ERR_UNSUPPORTED, "isa: '%s' is not available on this machine; allowed: portable%s%s",
+            name, cpu_ops_find("avx2") ? ", avx2" : "", cpu_ops_find("avx512") ? ", avx512" : "");
     *out = ops;
     return OK;
 }
 
 /* A task is TASK_PANELS panels of at most TASK_ROWS rows. */
-enum { TASK_PANELS = 4, TASK_ROWS = 64 };
+enum { TASK_PANELS = 4, TASK_ROWS = GEMM_ROWS };
 
 struct gemm_loop {
     const struct backend_ops *ops;
@@ -57,21 +56,17 @@ struct gemm_loop {
 static void gemm_task(void *arg, int i)
 {
     const struct gemm_loop *l = arg;
-    struct gemm g = *l->g;
     size_t p0 = (size_t)i % l->n_blocks * TASK_PANELS, m0 = (size_t)i / l->n_blocks * TASK_ROWS;
     size_t np = l->n_panels - p0 < TASK_PANELS ? l->n_panels - p0 : TASK_PANELS;
     size_t m = l->m - m0 < TASK_ROWS ? l->m - m0 : TASK_ROWS;
-    if (g.idx)
-        g.idx += m0;
-    else
-        g.a += m0 * g.lda;
-    g.out += m0 * g.ldo;
+    struct gemm g = gemm_from_row(*l->g, m0);
     l->ops->gemm(&g, m, p0, np);
 }
 
 void cpu_gemm(const struct backend_ops *ops, struct pool *pool, const struct gemm *g, size_t m)
 {
-    struct gemm_loop l = {.ops = ops, .g = g, .m = m, .n_panels = (g->n + 15) / 16};
+    struct gemm_loop l = {
+        .ops = ops, .g = g, .m = m, .n_panels = ((size_t)g->w->rows + PANEL_ROWS - 1) / PANEL_ROWS};
     l.n_blocks = (l.n_panels + TASK_PANELS - 1) / TASK_PANELS;
     pool_run(pool, gemm_task, &l, (int)(l.n_blocks * ((m + TASK_ROWS - 1) / TASK_ROWS)));
 }

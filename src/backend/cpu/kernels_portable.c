@@ -3,16 +3,17 @@
  * hardware fmaf is slow but right.
  */
 #include "backend/cpu/cpu.h"
+#include "format/scalar.h"
 #include <math.h>
 
 typedef struct {
     float f[16];
 } V;
 
-#define LANES(expr)                                                                                \
-    V r;                                                                                           \
-    for (int i = 0; i < 16; i++)                                                                   \
-        r.f[i] = (expr);                                                                           \
+#define LANES(expr)              \
+    V r;                         \
+    for (int i = 0; i < 16; i++) \
+        r.f[i] = (expr);         \
     return r
 
 static inline uint32_t bits_of(float f)
@@ -113,5 +114,4 @@ static inline void v_load_pair(const uint16_t *p, V *even, V *odd)
 
 #define OPS_NAME  "portable"
 #define OPS_TABLE cpu_ops_portable
-#define GEMM_WIDE 1
 #include "backend/cpu/kernels.inc"

@@ -1,0 +1,81 @@
+#include "backend/memory.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include <string.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+static const size_t elem_bytes[] = {
+    [RESIDENT_PLAIN] = sizeof(uint16_t), [RESIDENT_F32] = sizeof(float)};
+
+static bool slot_bytes(size_t *out, const struct resident *r)
+{
+    if (r->kind == RESIDENT_MATRIX) return layout_bytes(out, r->format, r->rows, r->cols);
+    size_t len;
+    return mul_size(&len, r->rows, r->cols) && mul_size(out, len, elem_bytes[r->kind]);
+}
+
+static void *arena_alloc(void *ctx, size_t bytes)
+{
+    (void)ctx;
+    return mem_try(bytes);
+}
+
+static void arena_free(void *ctx, void *arena, size_t bytes)
+{
+    (void)ctx;
+    (void)bytes;
+    mem_free(arena);
+}
+
+static void put(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
+                const void *canon)
+{
+    (void)ctx;
+    if (r->kind == RESIDENT_MATRIX) {
+        layout_put(at, r->format, (size_t)r->rows, (size_t)r->cols, part, row0, n, canon);
+        return;
+    }
+    size_t row = (size_t)r->cols * elem_bytes[r->kind];
+    CHECK(part == PART_DATA && row0 <= r->rows && n <= r->rows - row0);
+    if (n > 0 && row > 0) memcpy((char *)at + row0 * row, canon, n * row);
+}
+
+static void get(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0,
+                size_t n, const void *at)
+{
+    (void)ctx;
+    if (r->kind == RESIDENT_MATRIX) {
+        layout_get(canon, r->format, (size_t)r->rows, (size_t)r->cols, part, row0, n, at);
+        return;
+    }
+    size_t row = (size_t)r->cols * elem_bytes[r->kind];
+    CHECK(part == PART_DATA && row0 <= r->rows && n <= r->rows - row0);
+    if (n > 0 && row > 0) memcpy(canon, (const char *)at + row0 * row, n * row);
+}
+
+static void *commit(void *ctx, void *now, void *next, size_t bytes, void **spare)
+{
+    (void)ctx;
+    (void)bytes;
+    *spare = now;
+    return next;
+}
+
+static uint64_t hash(void *ctx, const void *arena, size_t bytes)
+{
+    (void)ctx;
+    return XXH3_64bits(arena, bytes);
+}
+
+static const struct memory_ops host_ops = {
+    .bytes = slot_bytes,
+    .alloc = arena_alloc,
+    .free = arena_free,
+    .put = put,
+    .get = get,
+    .commit = commit,
+    .hash = hash,
+};
+
+const struct memory memory_host = {.ops = &host_ops};

@@ -1,0 +1,54 @@
+/*
+ * memory.h - where resident weights live, and how bytes get there and back.
+ *
+ * The store (weight/store.h) asks this table for memory and never touches the bytes itself, so that
+ * weights may lie in host memory (cpu/memory.c) or on a device.  An arena is one generation of all
+ * slots; a slot lies at an offset that the store chose from `bytes`.
+ *
+ * Threads: `put` and `get` from any, several at once on ranges that do not overlap; the others from
+ * one.
+ */
+#ifndef BACKEND_MEMORY_H
+#define BACKEND_MEMORY_H
+
+#include "backend/layout.h"
+
+typedef enum {
+    RESIDENT_PLAIN, /* BF16 [rows][cols], row-major */
+    RESIDENT_F32,   /* f32 [rows][cols], row-major */
+    RESIDENT_MATRIX /* a matrix of any format, as GEMMs read it */
+} resident_t;
+
+struct resident {
+    resident_t kind;
+    format_t format; /* of a matrix */
+    uint64_t rows, cols;
+};
+
+struct memory {
+    const struct memory_ops *ops;
+    void *ctx;
+};
+
+struct memory_ops {
+    /* Bytes of a slot; false when they overflow. */
+    bool (*bytes)(size_t *out, const struct resident *r);
+    /* A zeroed arena, NULL without memory. */
+    void *(*alloc)(void *ctx, size_t bytes);
+    void (*free)(void *ctx, void *arena, size_t bytes);
+    /* Canonical rows of a part into, or out of, a slot at address `at` of an arena.  Plain and f32
+     * slots have PART_DATA alone. */
+    void (*put)(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
+                const void *canon);
+    void (*get)(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0,
+                size_t n, const void *at);
+    /* Makes `next` the resident generation, between two steps; `now` is NULL the first time.
+     * Returns the arena that serves from here on and stores the one to free in *spare (a flip gives
+     * (next, now); a copy into place (now, next)). */
+    void *(*commit)(void *ctx, void *now, void *next, size_t bytes, void **spare);
+    uint64_t (*hash)(void *ctx, const void *arena, size_t bytes);
+};
+
+extern const struct memory memory_host;
+
+#endif
