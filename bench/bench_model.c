@@ -93,7 +93,7 @@ int main(int argc, char **argv)
     const char *what = argc > 1 ? argv[1] : "random";
     err_t rc;
     if (strcmp(what, "random") == 0) {
-        rc = random_model(&c, &store, 2, 128, 2048, &e);
+        rc = random_model(&c, &store, memory_host, 2, 128, 2048, &e);
     } else {
         struct slot_spec *specs = NULL;
         size_t n = 0;

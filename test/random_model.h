@@ -37,7 +37,7 @@ static inline void random_bf16(uint16_t *w, uint64_t n, uint64_t cols, uint64_t 
 }
 
 /* The store holds the weights on success; the caller frees it. */
-static inline err_t random_model(struct config *c, struct store **store, int n_layers,
+static inline err_t random_model(struct config *c, struct store **store, struct memory memory, int n_layers,
                                  int n_experts, int vocab, struct err *e)
 {
     char json[1024];
@@ -58,7 +58,7 @@ static inline err_t random_model(struct config *c, struct store **store, int n_l
     size_t n;
     err_t rc = config_parse(c, json, strlen(json), e);
     if (rc == OK) rc = model_specs(c, &specs, &n, e);
-    if (rc == OK) rc = store_new(store, specs, n, memory_host, e);
+    if (rc == OK) rc = store_new(store, specs, n, memory, e);
     if (rc == OK) rc = update_begin(&u, *store, e);
     for (size_t i = 0; rc == OK && i < n; i++) {
         size_t len = (size_t)(specs[i].shape.rows * specs[i].shape.cols);

@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "device.h"
 #include "engine/engine.h"
 #include "weight/update.h"
 #include <stdio.h>
@@ -19,6 +20,7 @@
 
 struct rig {
     struct config c;
+    struct test_device t;
     struct store *store;
     struct pool *pool;
     struct model *model;
@@ -33,9 +35,10 @@ static void rig_open(struct rig *g, const char *dir, struct engine_options o)
     size_t n;
     struct update *u;
     struct update_progress pr = {0};
+    test_device_open(&g->t);
     assert_int_equal(config_load(&g->c, dir, &e), OK);
     assert_int_equal(model_specs(&g->c, &specs, &n, &e), OK);
-    assert_int_equal(store_new(&g->store, specs, n, memory_host, &e), OK);
+    assert_int_equal(store_new(&g->store, specs, n, g->t.memory, &e), OK);
     mem_free(specs);
     assert_int_equal(update_begin(&u, g->store, &e), OK);
     assert_int_equal(update_stage_dir(u, dir, 2, &pr, &e), OK);
@@ -46,7 +49,7 @@ static void rig_open(struct rig *g, const char *dir, struct engine_options o)
     if (!o.n_kv_pages) o.n_kv_pages = 512;
     if (!o.max_running) o.max_running = 64;
     if (!o.max_step_tokens) o.max_step_tokens = 256;
-    assert_int_equal(model_new(&g->model, &g->c, g->store, g->pool, o.n_kv_pages,
+    assert_int_equal(test_model_new(&g->t, &g->model, &g->c, g->store, g->pool, o.n_kv_pages,
                                o.max_step_tokens, g->isa, &e), OK);
     o.config = &g->c;
     o.store = g->store;
@@ -62,6 +65,7 @@ static void rig_close(struct rig *g)
     model_free(g->model);
     pool_free(g->pool);
     store_free(g->store);
+    test_device_close(&g->t);
 }
 
 static struct request *make(int32_t salt, int32_t n, int32_t max_new)

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "device.h"
 #include "model/model.h"
 #include "random_model.h"
 #include <math.h>
@@ -30,6 +31,7 @@
 
 struct rig {
     struct config c;
+    struct test_device t;
     struct store *store;
     struct pool *pool;
 };
@@ -38,7 +40,8 @@ static int setup(void **state)
 {
     struct rig *g = mem_alloc(sizeof *g);
     struct err e = {0};
-    if (random_model(&g->c, &g->store, 2, 128, 2048, &e) != OK) fail_msg("%s", e.msg);
+    test_device_open(&g->t);
+    if (random_model(&g->c, &g->store, g->t.memory, 2, 128, 2048, &e) != OK) fail_msg("%s", e.msg);
     g->pool = pool_new(2);
     *state = g;
     return 0;
@@ -49,6 +52,7 @@ static int teardown(void **state)
     struct rig *g = *state;
     pool_free(g->pool);
     store_free(g->store);
+    test_device_close(&g->t);
     mem_free(g);
     return 0;
 }
@@ -125,12 +129,14 @@ static void bits_do_not_depend_on_the_batch(void **state)
 {
     struct rig *g = *state;
     struct err e = {0};
-    static const char *const isas[] = {"avx512", "avx2", "portable"};
+    static const char *const host[] = {"avx512", "avx2", "portable"};
+    static const char *const gpu[] = {NULL, "kernel by kernel"};
+    const char *const *isas = g->t.d ? gpu : host;
     struct result first = {0}, r;
     bool have = false;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (g->t.d ? 2 : 3); i++) {
         struct model *m;
-        if (model_new(&m, &g->c, g->store, g->pool, 8 * PAGES, 2048, isas[i], &e) != OK) {
+        if (test_model_new(&g->t, &m, &g->c, g->store, g->pool, 8 * PAGES, 2048, isas[i], &e) != OK) {
             printf("skip %s: %s\n", isas[i], e.msg);
             continue;
         }
@@ -159,7 +165,7 @@ static void a_batch_dependent_split_is_noticed(void **state)
     struct err e = {0};
     struct model *m;
     struct result whole, cut;
-    assert_int_equal(model_new(&m, &g->c, g->store, g->pool, PAGES, 2048, NULL, &e), OK);
+    assert_int_equal(test_model_new(&g->t, &m, &g->c, g->store, g->pool, PAGES, 2048, NULL, &e), OK);
     model_break_invariance(m);
     run(m, LEN, LEN, 0, 0, &whole);
     run(m, LEN, 64, 0, 0, &cut);

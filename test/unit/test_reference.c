@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include "base/mem.h"
+#include "device.h"
 #include "model/model.h"
 #include "weight/update.h"
 #include <jansson.h>
@@ -18,6 +19,7 @@ enum { MAX_TOKENS = 1536, PAGES = MAX_TOKENS / KV_PAGE };
 
 struct world {
     struct config c;
+    struct test_device t;
     struct store *store;
     struct pool *pool;
     struct model *m;
@@ -32,17 +34,18 @@ static void load(struct world *w, const char *dir)
     struct err e = {0};
     struct slot_spec *specs;
     struct update *u = NULL;
+    test_device_open(&w->t);
     struct update_progress progress = {0};
     size_t n;
     if (config_load(&w->c, dir, &e) != OK || model_specs(&w->c, &specs, &n, &e) != OK ||
-        store_new(&w->store, specs, n, memory_host, &e) != OK || update_begin(&u, w->store, &e) != OK ||
+        store_new(&w->store, specs, n, w->t.memory, &e) != OK || update_begin(&u, w->store, &e) != OK ||
         update_stage_dir(u, dir, 1, &progress, &e) != OK || update_prepare(u, &e) != OK)
         fail_msg("%s", e.msg);
     update_commit(u);
     update_free(u);
     mem_free(specs);
     w->pool = pool_new(2);
-    if (model_new(&w->m, &w->c, w->store, w->pool, PAGES, MAX_TOKENS, NULL, &e) != OK)
+    if (test_model_new(&w->t, &w->m, &w->c, w->store, w->pool, PAGES, MAX_TOKENS, NULL, &e) != OK)
         fail_msg("%s", e.msg);
     for (int i = 0; i < PAGES; i++)
         w->pages[i] = PAGES - 1 - i;
@@ -138,6 +141,7 @@ static void check(const char *name)
     json_decref(doc);
     model_free(w->m);
     store_free(w->store);
+    test_device_close(&w->t);
     pool_free(w->pool);
     mem_free(w);
 }

@@ -18,7 +18,7 @@ static void norm(const struct cuda_slice *s, norm_source_t source, size_t slot)
         .row_of = m->row_of, .packed = m->packed, .w = store_ptr(m->store, slot), .out = m->a,
         .n = m->c.hidden_size, .vocab = m->c.vocab_size, .top_k = m->c.top_k, .eps = m->c.rms_norm_eps,
     };
-    kernels_norm(m->kernels, m->q, source, &a, s->n);
+    kernels_norm(m->kernels, m->q, source, &a, s->n, true);
 }
 
 static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t source)
@@ -40,15 +40,18 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
         .v = v_pages, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .eps = c->rms_norm_eps,
         .k_scale = 1.0f, .v_scale = 1.0f,
     };
-    kernels_rope(m->kernels, m->q, &r, s->n);
-    struct attn_args a = {
-        .q = m->att_q, .out = m->att_o, .k = k_pages, .v = v_pages, .tables = m->dev.tables,
-        .table_ld = s->table_ld, .spans = m->spans, .partial = m->partial, .arrived = m->arrived,
-        .n_blocks = s->n_blocks, .n_kv_heads = c->n_kv_heads, .group = c->n_heads / c->n_kv_heads,
-        .max_chunks = s->max_chunks, .first_chunk = ATTN_CHUNK,
-        .scale = 1.0f / sqrtf((float)c->head_dim), .v_scale = 1.0f,
-    };
-    kernels_attn(m->kernels, m->q, &a);
+    kernels_rope(m->kernels, m->q, &r, s->n, true);
+    for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
+        if (s->n_blocks[kind] == 0) continue;
+        struct attn_args a = {
+            .q = m->att_q, .out = m->att_o, .k = k_pages, .v = v_pages, .tables = m->dev.tables,
+            .table_ld = s->table_ld, .spans = m->spans[kind], .partial = m->partial,
+            .arrived = m->arrived, .n_blocks = s->n_blocks[kind], .n_kv_heads = c->n_kv_heads,
+            .group = c->n_heads / c->n_kv_heads, .max_chunks = s->max_chunks,
+            .first_chunk = s->first_chunk, .scale = 1.0f / sqrtf((float)c->head_dim), .v_scale = 1.0f,
+        };
+        kernels_attn(m->kernels, m->q, kind, &a, true);
+    }
     dense(s, w->o_format, w->o, m->att_o, nq, c->hidden_size, m->y, c->hidden_size, GEMM_F32);
 }
 
@@ -66,7 +69,7 @@ static void experts(const struct cuda_slice *s, const struct layer_weights *w)
         .n_experts = c->n_experts, .top_k = c->top_k, .n_local = c->n_experts,
         .normalise = c->norm_topk_prob,
     };
-    kernels_route(m->kernels, m->q, &r);
+    kernels_route(m->kernels, m->q, &r, true);
     struct gemm_args up = {
         .x = m->a, .src = m->token_of, .first = m->offsets, .w = w->gate, .up = w->up, .out = m->h,
         .ldx = c->hidden_size, .ldo = c->moe_intermediate_size, .k = c->hidden_size,
@@ -105,10 +108,12 @@ void cuda_forward(const struct cuda_slice *s)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
-    struct attn_plan_args plan = {.blocks = m->dev.blocks, .pos = m->dev.pos, .spans = m->spans,
-                                  .n_blocks = s->n_blocks, .n_kv_heads = c->n_kv_heads,
-                                  .first_chunk = ATTN_CHUNK};
-    kernels_attn_plan(m->kernels, m->q, &plan);
+    for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
+        struct attn_plan_args plan = {.blocks = m->dev.blocks[kind], .pos = m->dev.pos,
+                                      .spans = m->spans[kind], .n_blocks = s->n_blocks[kind],
+                                      .n_kv_heads = c->n_kv_heads, .first_chunk = s->first_chunk};
+        if (s->n_blocks[kind]) kernels_attn_plan(m->kernels, m->q, &plan, false);
+    }
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_weights *w = &m->layers[i];
         attention(s, i, i == 0 ? NORM_EMBED : after_mlp(c, i - 1));
@@ -123,7 +128,7 @@ void cuda_forward(const struct cuda_slice *s)
         .x = m->x, .y = m->y, .expert = m->expert_out, .row_of = m->row_of, .packed = m->packed,
         .w = m->norm, .n = c->hidden_size, .top_k = c->top_k, .eps = c->rms_norm_eps,
     };
-    kernels_norm(m->kernels, m->q, after_mlp(c, c->n_layers - 1), &a, s->n);
+    kernels_norm(m->kernels, m->q, after_mlp(c, c->n_layers - 1), &a, s->n, true);
 }
 
 void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
@@ -132,7 +137,7 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
     const struct config *c = &m->c;
     struct norm_args a = {.x = m->x, .w = m->norm, .out = m->a, .pick = m->dev.pick + row0,
                           .n = c->hidden_size, .eps = c->rms_norm_eps};
-    kernels_norm(m->kernels, m->q, NORM_PLAIN, &a, n);
+    kernels_norm(m->kernels, m->q, NORM_PLAIN, &a, n, true);
     struct gemm_args g = {.x = m->a, .w = m->head, .out = m->logits, .ldx = c->hidden_size,
                           .ldo = m->ld_logits, .k = c->hidden_size, .n = c->vocab_size, .n_groups = 1,
                           .n_rows = n, .out_kind = GEMM_F32, .prefetch = 1};
@@ -141,5 +146,5 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
     struct sample_args p = {.logits = m->logits, .ld = m->ld_logits, .specs = m->dev.specs + row0,
                             .out = m->results + row0, .parts = m->parts, .lowered = m->lowered,
                             .counts = m->counts, .vocab = c->vocab_size};
-    kernels_sample(m->kernels, m->q, &p, n);
+    kernels_sample(m->kernels, m->q, &p, n, true);
 }

@@ -69,18 +69,20 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
     PLACE(logits, rows, vocab);
     PLACE(counts, rows, vocab);
     PLACE(lowered, rows, 2);
-    PLACE(parts, rows, (size_t)kernels_sample_parts(c->vocab_size));
+    PLACE(parts, rows, (size_t)c->vocab_size / 4096 + 1);
     PLACE(results, n, 1);
     PLACE(cos, pos, half);
     PLACE(sin, pos, half);
-    PLACE(spans, n + 1, 1);
+    for (int i = 0; i < ATTN_KINDS; i++) {
+        PLACE(spans[i], n + 1, 1);
+        PLACE(dev.blocks[i], n, 1);
+    }
     PLACE(arrived, n, (size_t)c->n_kv_heads);
     PLACE(clear_dev, (size_t)m->n_pages, 1);
     PLACE(dev.ids, n, 1);
     PLACE(dev.pos, n, 1);
     PLACE(dev.seq, n, 1);
     PLACE(dev.pick, n, 1);
-    PLACE(dev.blocks, n, 1);
     PLACE(dev.specs, n, 1);
     PLACE(dev.tables, seqs, (size_t)m->max_pages);
 #undef PLACE
@@ -92,13 +94,14 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
 static err_t place_host(struct cuda_model *m, struct err *e)
 {
     struct plan p = {.ok = true};
-    size_t n = (size_t)m->cap, at[9];
+    size_t n = (size_t)m->cap, at[9 + ATTN_KINDS];
     struct step_arrays *h = &m->host;
     at[0] = room(&p, n, 1, sizeof *h->ids);
     at[1] = room(&p, n, 1, sizeof *h->pos);
     at[2] = room(&p, n, 1, sizeof *h->seq);
     at[3] = room(&p, n, 1, sizeof *h->pick);
-    at[4] = room(&p, n, 1, sizeof *h->blocks);
+    for (int i = 0; i < ATTN_KINDS; i++)
+        at[9 + i] = room(&p, n, 1, sizeof *h->blocks[i]);
     at[5] = room(&p, n, 1, sizeof *h->specs);
     at[6] = room(&p, (size_t)m->cap_seqs, (size_t)m->max_pages, sizeof *h->tables);
     at[7] = room(&p, n, 1, sizeof *m->host_results);
@@ -111,7 +114,8 @@ static err_t place_host(struct cuda_model *m, struct err *e)
     h->pos = (void *)(base + at[1]);
     h->seq = (void *)(base + at[2]);
     h->pick = (void *)(base + at[3]);
-    h->blocks = (void *)(base + at[4]);
+    for (int i = 0; i < ATTN_KINDS; i++)
+        h->blocks[i] = (void *)(base + at[9 + i]);
     h->specs = (void *)(base + at[5]);
     h->tables = (void *)(base + at[6]);
     m->host_results = (void *)(base + at[7]);
@@ -283,6 +287,14 @@ static void set_sizes(struct cuda_model *m, const struct config *c, const struct
     m->kv_layer = 2 * m->kv_half;
 }
 
+static size_t partial_bytes(const struct cuda_model *m)
+{
+    int32_t chunks = m->max_pages / (ATTN_CHUNK / KV_PAGE);
+    size_t a = kernels_attn_bytes(m->kernels, ATTN_DECODE, chunks);
+    size_t b = kernels_attn_bytes(m->kernels, ATTN_PREFILL, chunks);
+    return a > b ? a : b;
+}
+
 static err_t get_memory(struct cuda_model *m, struct err *e)
 {
     size_t bytes, kv = m->kv_layer * (size_t)m->c.n_layers;
@@ -292,7 +304,7 @@ static err_t get_memory(struct cuda_model *m, struct err *e)
     if (rc != OK) return rc;
     (void)place(m, m->work, &bytes);
     queue_fill(m->q, m->work, 0, bytes);
-    rc = device_alloc(&partial, m->d, kernels_attn_bytes(m->kernels), e);
+    rc = device_alloc(&partial, m->d, partial_bytes(m), e);
     if (rc == OK) m->partial = (void *)(uintptr_t)partial;
     if (rc == OK) rc = place_host(m, e);
     if (rc == OK) rc = region_new(&m->kv, m->d, kv, e);

@@ -41,7 +41,7 @@ struct layer_weights {
 /* What is copied to the device for a step; host and device twins have one shape. */
 struct step_arrays {
     int32_t *ids, *pos, *seq;    /* [cap] */
-    struct attn_block *blocks;   /* [cap] */
+    struct attn_block *blocks[ATTN_KINDS]; /* [cap] */
     int32_t *tables;             /* [cap_seqs * table pages] */
     int32_t *pick;               /* [cap]: token of a row */
     struct sample_spec *specs;   /* [cap] */
@@ -82,7 +82,7 @@ struct cuda_model {
     uint16_t *a, *att_q, *att_o, *h, *expert_out;
     uint32_t *packed, *arrived, *ticket, *counts;
     int32_t *offsets, *token_of, *row_of, *lowered;
-    struct attn_span *spans;
+    struct attn_span *spans[ATTN_KINDS];
     struct sample_part *parts;
     struct sample_result *results; /* [cap] */
     struct step_arrays dev, host;  /* host: pinned */
@@ -102,9 +102,9 @@ struct cuda_model {
 struct cuda_slice {
     struct cuda_model *m;
     int32_t n;        /* tokens, padding included */
-    int32_t n_blocks; /* of attention */
+    int32_t n_blocks[ATTN_KINDS]; /* of attention */
     int32_t n_rows;
-    int32_t table_ld, max_chunks;
+    int32_t table_ld, max_chunks, first_chunk;
 };
 
 /* cuda_forward.c: everything between the copies, queued.  The final norm's rows are those of host.pick. */

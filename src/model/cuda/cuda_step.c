@@ -45,20 +45,31 @@ static int32_t max_chunks_of(const struct step *st, int32_t t0, int32_t n)
     return last / ATTN_CHUNK + 1;
 }
 
+/* `n` tokens of one sequence: many go to the prefill kernel, few to the decode kernel. */
+static void add_blocks(struct cuda_slice *s, int32_t token, int32_t n)
+{
+    struct step_arrays *h = &s->m->host;
+    int32_t few = kernels_attn_tokens(s->m->kernels, ATTN_DECODE);
+    attn_kind_t kind = n <= few ? ATTN_DECODE : ATTN_PREFILL;
+    int32_t most = kernels_attn_tokens(s->m->kernels, kind);
+    for (int32_t i = 0; i < n; i += most)
+        h->blocks[kind][s->n_blocks[kind]++] = (struct attn_block){
+            .token = token + i, .n = min_i32(n - i, most), .seq = h->seq[token]};
+}
+
 static void lay_tokens(struct cuda_slice *s, const struct step *st, int32_t t0, int32_t n)
 {
     struct cuda_model *m = s->m;
     struct step_arrays *h = &m->host;
-    int32_t most = kernels_attn_tokens(m->kernels);
     for (int32_t i = 0; i < n; i++) {
         h->ids[i] = st->ids[t0 + i];
         h->pos[i] = st->pos[t0 + i];
         h->seq[i] = st->seq[t0 + i];
-        struct attn_block *b = s->n_blocks ? &h->blocks[s->n_blocks - 1] : NULL;
-        if (b && b->seq == h->seq[i] && b->n < most && h->pos[b->token] + b->n == h->pos[i])
-            b->n++;
-        else
-            h->blocks[s->n_blocks++] = (struct attn_block){.token = i, .n = 1, .seq = h->seq[i]};
+    }
+    for (int32_t i = 0, run; i < n; i += run) {
+        for (run = 1; i + run < n && h->seq[i + run] == h->seq[i];)
+            run++;
+        add_blocks(s, i, run);
     }
     for (int32_t i = 0; i < st->n_seqs; i++) {
         int32_t pages = min_i32(st->seqs[i].n_pages, s->table_ld);
@@ -74,7 +85,7 @@ static void pad_tokens(struct cuda_slice *s, int32_t n)
     for (int32_t i = s->n; i < n; i++) {
         h->ids[i] = h->pos[i] = 0;
         h->seq[i] = -1;
-        h->blocks[s->n_blocks++] = (struct attn_block){0};
+        h->blocks[ATTN_DECODE][s->n_blocks[ATTN_DECODE]++] = (struct attn_block){0};
     }
     s->n = n;
 }
@@ -181,7 +192,9 @@ static void upload(const struct cuda_slice *s, int32_t n_seqs, size_t extra)
     to_device(m, m->dev.ids, m->host.ids, n * sizeof(int32_t));
     to_device(m, m->dev.pos, m->host.pos, n * sizeof(int32_t));
     to_device(m, m->dev.seq, m->host.seq, n * sizeof(int32_t));
-    to_device(m, m->dev.blocks, m->host.blocks, (size_t)s->n_blocks * sizeof(struct attn_block));
+    for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++)
+        to_device(m, m->dev.blocks[kind], m->host.blocks[kind],
+                  (size_t)s->n_blocks[kind] * sizeof(struct attn_block));
     to_device(m, m->dev.tables, m->host.tables,
               (size_t)n_seqs * (size_t)s->table_ld * sizeof(int32_t));
     to_device(m, m->dev.pick, m->host.pick, rows * sizeof(int32_t));
@@ -236,14 +249,23 @@ static const struct graph *graph_for(const struct cuda_slice *s)
 static bool is_decode(const struct cuda_slice *s, const struct step *st)
 {
     return !s->m->graphs_off && s->n == st->n_tokens && s->n == st->n_seqs && s->n == st->n_rows &&
-           s->n == s->n_blocks && round_tokens(s->n) <= min_i32(s->m->cap, CUDA_GRAPH_TOKENS);
+           s->n == s->n_blocks[ATTN_DECODE] && round_tokens(s->n) <= min_i32(s->m->cap, CUDA_GRAPH_TOKENS);
+}
+
+/* Broken on purpose (model_break_invariance), the first chunk's keys depend on the step. */
+static struct cuda_slice slice_of(struct cuda_model *m, const struct step *st, int32_t t0, int32_t n)
+{
+    struct cuda_slice s = {.m = m, .n = n, .first_chunk = ATTN_CHUNK};
+    if (m->broken) s.first_chunk = (1 + n % (ATTN_CHUNK / KV_ROWS)) * KV_ROWS;
+    if (s.first_chunk > ATTN_CHUNK) s.first_chunk = ATTN_CHUNK;
+    s.max_chunks = round_chunks(max_chunks_of(st, t0, n) + m->broken);
+    s.table_ld = s.max_chunks * (ATTN_CHUNK / KV_PAGE);
+    return s;
 }
 
 static void run_slice(struct cuda_model *m, const struct step *st, int32_t t0, int32_t n)
 {
-    struct cuda_slice s = {.m = m, .n = n};
-    s.max_chunks = round_chunks(max_chunks_of(st, t0, n));
-    s.table_ld = s.max_chunks * (ATTN_CHUNK / KV_PAGE);
+    struct cuda_slice s = slice_of(m, st, t0, n);
     lay_tokens(&s, st, t0, n);
     size_t extra = lay_rows(&s, st, t0, n);
     bool decode = is_decode(&s, st);
@@ -324,9 +346,7 @@ err_t cuda_logits(struct model *base, const struct step *st, const int32_t *toke
 {
     struct cuda_model *m = (struct cuda_model *)base;
     CHECK(st->n_tokens <= m->cap && n <= m->cap);
-    struct cuda_slice s = {.m = m, .n = st->n_tokens};
-    s.max_chunks = round_chunks(max_chunks_of(st, 0, s.n));
-    s.table_ld = s.max_chunks * (ATTN_CHUNK / KV_PAGE);
+    struct cuda_slice s = slice_of(m, st, 0, st->n_tokens);
     clear_pages(m);
     lay_tokens(&s, st, 0, s.n);
     memcpy(m->host.pick, tokens, (size_t)n * sizeof(int32_t));
