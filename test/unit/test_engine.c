@@ -310,7 +310,7 @@ static void test_chunks(void **state)
 static void test_each_isa(void **state)
 {
     (void)state;
-    if (no_model()) skip();
+    if (no_model() || test_on_gpu()) skip();
     static const char *const isas[] = {"portable", "avx2"};
     for (int i = 0; i < 2; i++) {
         if (i == 1 && !__builtin_cpu_supports("avx2")) continue;

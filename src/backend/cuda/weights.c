@@ -182,7 +182,7 @@ static void put(void *ctx, void *at, const struct resident *r, part_t part, size
     for (size_t i = 0; i < n; i += step) {
         step = lane_rows(row, n - i);
         size_t bytes = step * row;
-        if (i > 0) (void)queue_sync(l->q, NULL); /* its buffers are free again */
+        if (i > 0 && queue_sync(l->q, NULL) != OK) break; /* its buffers are free again */
         memcpy(l->host, (const char *)canon + i * row, bytes);
         if (in_tiles(r, part)) {
             queue_copy(l->q, l->dev, host_addr(l->host), bytes);

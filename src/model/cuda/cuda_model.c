@@ -226,6 +226,22 @@ static const char *isa(const struct model *base)
     return ((const struct cuda_model *)base)->name;
 }
 
+/* Fused and routed are one path here: the plan is always made of packed ids and weights. */
+static err_t set_numerics(struct model *base, act_t act, bool routed, struct err *e)
+{
+    (void)base;
+    (void)routed;
+    if (act == ACT_BF16) return OK;
+    return err_set(e, ERR_UNSUPPORTED, "--activation-format %s: on a GPU bf16 alone is offered", acts[act].name);
+}
+
+static err_t check_inputs(const struct model *base, struct err *e)
+{
+    (void)base; /* BF16 activations need no scales */
+    (void)e;
+    return OK;
+}
+
 static void break_invariance(struct model *base)
 {
     struct cuda_model *m = (struct cuda_model *)base;
@@ -254,6 +270,8 @@ static void cuda_free(struct model *base)
 static const struct model_ops cuda_ops = {
     .free = cuda_free,
     .isa = isa,
+    .set_numerics = set_numerics,
+    .check_inputs = check_inputs,
     .kv_clear = kv_clear,
     .submit = cuda_submit,
     .collect = cuda_collect,

@@ -59,7 +59,7 @@ struct cuda_model {
     struct store *store;
     struct device *d;
     struct queue *q;
-    struct gemm gemm;
+    struct gemm_kernels gemm;
     struct kernels *kernels;
     char name[128];
     int32_t n_pages, cap, cap_seqs;
@@ -68,7 +68,8 @@ struct cuda_model {
     bool graphs_off, broken;
 
     struct layer_weights *layers;
-    struct gemm_weight *table, *head;
+    struct gemm_weight *table;
+    const struct gemm_weight *head;
     const uint16_t *embed, *norm;
     format_t head_format;
 
