@@ -69,7 +69,7 @@ $(OUT)/obj/%.o: src/%.c $(OUT)/flags
 
 # Kernels: one fatbin a .cu file, the same for every configuration of the host code; modules.S embeds
 # them as the table cuda_modules (backend/cuda/driver.h).
-NVCC_CF := -std=c++17 -Isrc -gencode=arch=compute_90a,code=sm_90a -O3 --fmad=true -Xptxas -v,-warn-spills -lineinfo
+NVCC_CF := -std=c++17 -Isrc -gencode=arch=compute_90a,code=sm_90a -O3 --fmad=true -Xptxas -v,-warn-spills -Xfatbin -compress-all
 build/cuda/%.fatbin: src/backend/cuda/%.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_CF) -MMD -MP -MT $@ -MF $(@:.fatbin=.d) -fatbin -o $@ $< 2>build/cuda/$*.log || { cat build/cuda/$*.log; exit 1; }
