@@ -101,6 +101,14 @@ static err_t store_number(const struct opt *o, const char *text, char *to, struc
     return rc;
 }
 
+static err_t store_more(const struct opt *o, const char *text, struct opt_strings *to, struct err *e)
+{
+    if (to->n == OPT_STRINGS_MAX)
+        return err_set(e, ERR_TOOBIG, "--%s: given more than %d times", o->name, OPT_STRINGS_MAX);
+    to->v[to->n++] = text;
+    return OK;
+}
+
 static err_t store_value(const struct opt *o, const char *text, void *into, struct err *e)
 {
     char *to = (char *)into + o->offset;
@@ -119,6 +127,7 @@ static err_t store_value(const struct opt *o, const char *text, void *into, stru
         memcpy(to, &text, sizeof text);
         return OK;
     case OPT_STRING: memcpy(to, &text, sizeof text); return OK;
+    case OPT_STRINGS: return store_more(o, text, (struct opt_strings *)(void *)to, e);
     }
     return OK;
 }
@@ -201,7 +210,7 @@ options_t options_parse(const struct opt_command *c, int argc, char **argv, void
 
 static void help_row(const struct opt *o, struct buf *out)
 {
-    static const char *const kinds[] = {"", " N", " X", " TEXT", ""};
+    static const char *const kinds[] = {"", " N", " X", " TEXT", "", " TEXT"};
     char left[96];
     snprintf(left, sizeof left, "--%s%s%s", o->name, o->kind == OPT_CHOICE ? " " : kinds[o->kind],
              o->kind == OPT_CHOICE ? o->choices : "");
