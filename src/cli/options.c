@@ -18,7 +18,8 @@ int options_distance(const char *a, const char *b)
 {
     int rows[3][NAME_MAX_BYTES + 1];
     size_t na = strnlen(a, NAME_MAX_BYTES), nb = strnlen(b, NAME_MAX_BYTES);
-    for (size_t j = 0; j <= nb; j++) rows[0][j] = (int)j;
+    for (size_t j = 0; j <= nb; j++)
+        rows[0][j] = (int)j;
     for (size_t i = 1; i <= na; i++) {
         int *cur = rows[i % 3], *up = rows[(i + 2) % 3], *up2 = rows[(i + 1) % 3];
         cur[0] = (int)i;
@@ -101,7 +102,8 @@ static err_t store_number(const struct opt *o, const char *text, char *to, struc
     return rc;
 }
 
-static err_t store_more(const struct opt *o, const char *text, struct opt_strings *to, struct err *e)
+static err_t store_more(const struct opt *o, const char *text, struct opt_strings *to,
+                        struct err *e)
 {
     if (to->n == OPT_STRINGS_MAX)
         return err_set(e, ERR_TOOBIG, "--%s: given more than %d times", o->name, OPT_STRINGS_MAX);

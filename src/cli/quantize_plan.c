@@ -149,29 +149,51 @@ static bool wanted(const struct quantize_plan *p, const struct quantize_request 
 
 /* ---- the source ---- */
 
-static err_t read_config(struct quantize_plan *p, struct err *e)
+/* Does a quantization config ask for an FP8 KV cache? */
+static bool asks_fp8_kv(const json_t *q)
+{
+    const char *algo = json_string_value(json_object_get(q, "kv_cache_quant_algo"));
+    const json_t *scheme = json_object_get(q, "kv_cache_scheme");
+    return (algo && strcmp(algo, "FP8") == 0) ||
+           json_integer_value(json_object_get(scheme, "num_bits")) == 8;
+}
+
+static err_t read_json(json_t **out, const struct quantize_plan *p, const char *name, struct err *e)
 {
     struct buf path = {0}, text = {0};
     json_error_t je;
-    if (!buf_printf(&path, "%s/config.json", p->dir))
+    if (!buf_printf(&path, "%s/%s", p->dir, name))
         return err_set(e, ERR_NOMEM, "no memory for a path");
     err_t rc = file_read(&text, path.data, CONFIG_MAX_BYTES, e);
-    if (rc == OK) {
-        p->json = json_loadb(text.data, text.len, JSON_REJECT_DUPLICATES, &je);
-        if (!json_is_object(p->json))
-            rc = err_set(e, ERR_INPUT, "%s: line %d: %s", path.data, je.line,
-                         p->json ? "must be an object" : je.text);
-    }
-    if (rc == OK) {
-        json_object_del(p->json, "quantization_config");
-        char *plain = json_dumps(p->json, JSON_COMPACT);
-        rc = plain ? config_parse(&p->config, plain, strlen(plain), e)
-                   : err_set(e, ERR_NOMEM, "no memory for %s", path.data);
-        if (rc != OK) rc = err_wrap(e, rc, "%s", path.data);
-        free(plain);
-    }
+    json_t *root = rc == OK ? json_loadb(text.data, text.len, JSON_REJECT_DUPLICATES, &je) : NULL;
+    if (rc == OK && !json_is_object(root))
+        rc = err_set(e, ERR_INPUT, "%s: line %d: %s", path.data, je.line,
+                     root ? "must be an object" : je.text);
+    if (rc == OK)
+        *out = root;
+    else
+        json_decref(root);
     buf_release(&path);
     buf_release(&text);
+    return rc;
+}
+
+static err_t read_config(struct quantize_plan *p, struct err *e)
+{
+    json_t *hf = NULL;
+    err_t rc = read_json(&p->json, p, "config.json", e);
+    if (rc != OK) return rc;
+    p->fp8_kv = asks_fp8_kv(json_object_get(p->json, "quantization_config"));
+    if (read_json(&hf, p, "hf_quant_config.json", NULL) == OK) {
+        p->fp8_kv = p->fp8_kv || asks_fp8_kv(json_object_get(hf, "quantization"));
+        json_decref(hf);
+    }
+    json_object_del(p->json, "quantization_config");
+    char *plain = json_dumps(p->json, JSON_COMPACT);
+    rc = plain ? config_parse(&p->config, plain, strlen(plain), e)
+               : err_set(e, ERR_NOMEM, "no memory for config.json");
+    if (rc != OK) rc = err_wrap(e, rc, "%s/config.json", p->dir);
+    free(plain);
     return rc;
 }
 

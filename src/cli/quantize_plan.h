@@ -5,10 +5,10 @@
  *     p.weights[i], p.outs[...]                // quantize_run.h does the work
  *     quantize_plan_free(&p)
  *
- * Quantized are the projections of attention and of MLPs (with `lm_head` the head too), less what the
- * request excludes; norms, embeddings and routers are not.  Weights that runtimes fuse (q, k and v;
- * gate and up) share the amax of a scale that spans a matrix.  A weight that is in the wanted format
- * already keeps its bytes, unless a rule was asked for.
+ * Quantized are the projections of attention and of MLPs (with `lm_head` the head too), less what
+ * the request excludes; norms, embeddings and routers are not.  Weights that runtimes fuse (q, k
+ * and v; gate and up) share the amax of a scale that spans a matrix.  A weight that is in the
+ * wanted format already keeps its bytes, unless a rule was asked for.
  */
 #ifndef CLI_QUANTIZE_PLAN_H
 #define CLI_QUANTIZE_PLAN_H
@@ -60,6 +60,7 @@ struct quantize_plan {
     struct st_out *outs;
     struct quantize_kv *kv;
     size_t n_quantized, n_inputs; /* weights in `format`; of them with a scale of activations */
+    bool fp8_kv;                  /* the source's config asks for an FP8 KV cache */
     uint64_t src_bytes;
     char *dir; /* of the source */
 };

@@ -2,9 +2,9 @@
  * quantize_run.h - carries a plan out: reads, encodes and writes the weights.
  *
  * Work goes through the checkpoint in batches of about 256 MiB of source.  In a batch a pool first
- * takes the largest magnitude of what needs it, then encodes; a job is a range of rows of one weight,
- * which it reads and writes in pieces.  So memory is a few MiB a thread, a batch is read again from the
- * page cache, and the bytes written do not depend on the number of threads.
+ * takes the largest magnitude of what needs it, then encodes; a job is a range of rows of one
+ * weight, which it reads and writes in pieces.  So memory is a few MiB a thread, a batch is read
+ * again from the page cache, and the bytes written do not depend on the number of threads.
  *
  * A value that is not finite, and a scale that no GEMM could use, fail the run with the weight's name.
  */

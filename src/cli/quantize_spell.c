@@ -59,7 +59,7 @@ static json_t *config_modelopt(const struct quantize_spell *s, const struct quan
         json_object_set_new(q, "group_size", json_integer(f->group_cols));
         json_object_set_new(q, "config_groups", json_pack("{s:o}", "group_0", group));
     }
-    if (p->n_kv) json_object_set_new(q, "kv_cache_scheme", kv_scheme());
+    if (p->fp8_kv) json_object_set_new(q, "kv_cache_scheme", kv_scheme());
     return q;
 }
 
@@ -69,7 +69,7 @@ json_t *quantize_spell_hf_quant_config(const struct quantize_spell *s,
     if (s == NULL || !s->hf_quant_config) return NULL;
     const struct format *f = &formats[s->format];
     json_t *q = json_pack("{s:s}", "quant_algo", modelopt_algo(s, p));
-    json_object_set_new(q, "kv_cache_quant_algo", p->n_kv ? json_string("FP8") : json_null());
+    json_object_set_new(q, "kv_cache_quant_algo", p->fp8_kv ? json_string("FP8") : json_null());
     if (f->group_cols && f->group_rows == 1)
         json_object_set_new(q, "group_size", json_integer(f->group_cols));
     json_object_set_new(q, "exclude_modules", quantize_plan_excluded(p));
@@ -115,7 +115,7 @@ static json_t *config_compressed(const struct quantize_spell *s, const struct qu
     json_t *q = json_pack("{s:s, s:s, s:s, s:{s:o}, s:o}", "quant_method", "compressed-tensors",
                           "format", s->algo, "quantization_status", "compressed", "config_groups",
                           "group_0", group, "ignore", quantize_plan_excluded(p));
-    json_object_set_new(q, "kv_cache_scheme", p->n_kv ? kv_scheme() : json_null());
+    json_object_set_new(q, "kv_cache_scheme", p->fp8_kv ? kv_scheme() : json_null());
     return q;
 }
 

@@ -4,7 +4,7 @@
  * One row is a spelling of one format.  The parts of module M are stored as M + suffix:
  *
  *     data    [rows][bytes a row] or, for E4M3 and BF16, [rows][cols]
- *     scale   the grid of format/format.h, or a [rows, 1], [rows], [1] or [] where `scale_dims` says so
+ *     scale   the grid of format/format.h; one scale a row or in all as `scale_dims` says
  *     tensor  one F32, [] or [1]; `inverse`: 1 / tensor (compressed-tensors)
  *     input   one F32: the scale of activations, copied from the source if it has one, or 1 where
  *             `unit_input` (Miles: activations are scaled by row)
