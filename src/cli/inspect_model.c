@@ -214,22 +214,36 @@ static void look_at_exclusions(struct look *l)
     }
 }
 
-/* Tensors that nobody asked for; rotary tables mean nothing. */
+/* Does a tensor belong to a weight that was refused, and so was named already? */
+static bool of_refused(const struct look *l, const char *tensor)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        const struct seen *s = &l->seen[i];
+        size_t n = strlen(s->module);
+        if (n && !s->found && strncmp(tensor, s->module, n) == 0 && tensor[n] == '.') return true;
+    }
+    return false;
+}
+
+/* Tensors that nobody asked for. */
 static void look_at_rest(struct look *l)
 {
-    struct err e = {0};
     size_t n = 0;
     const char *first = NULL;
-    if (spelling_rest(&l->spelling, l->m->config.tie_word_embeddings, &e) == OK) return;
     for (size_t i = 0; i < l->checkpoint.n_tensors; i++) {
-        if (l->spelling.used[i]) continue;
-        if (first == NULL) first = l->checkpoint.entries[i].tensor->name;
-        n++;
+        const char *name = l->checkpoint.entries[i].tensor->name;
+        if (!spelling_is_rest(&l->spelling, i, l->m->config.tie_word_embeddings)) continue;
+        if (l->spelling.used[i]) {
+            odd(l->m, "tensor %s: holds more than the model's experts", name);
+        } else if (!of_refused(l, name)) {
+            if (first == NULL) first = name;
+            n++;
+        }
     }
-    if (n > 1)
+    if (n == 1)
+        odd(l->m, "tensor %s: unknown to the model", first);
+    else if (n > 1)
         odd(l->m, "%zu tensors are unknown to the model, %s among them", n, first);
-    else
-        odd(l->m, "%s", e.msg);
 }
 
 /* ---- the folder ---- */

@@ -5,8 +5,8 @@
  *     if (inspect_model(&m, "folder or org/name", e) != OK) ...   // not a model that can be read
  *     inspect_free(&m)
  *
- * Weights are counted by class of module and format.  What is odd - a reader could take it otherwise
- * than its writer meant it, or must refuse it - is listed as sentences:
+ * Weights are counted by class of module and format.  What is odd - a reader could take it
+ * otherwise than its writer meant it, or must refuse it - is listed as sentences:
  *
  *     a weight that is missing, without its scale, or of another shape or grid
  *     tensors that the model does not know

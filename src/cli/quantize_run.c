@@ -138,6 +138,16 @@ static void report(struct run *r, uint64_t bytes)
     pthread_mutex_unlock(&r->lock);
 }
 
+static err_t check_finite(const struct quantize_weight *w, const float *x, size_t row0, size_t n,
+                          struct err *e)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(encode_amax(0.0f, x + i * w->cols, w->cols)))
+            return err_set(e, ERR_INPUT, "%s: row %zu holds a value that is not finite", w->module,
+                           row0 + i);
+    return OK;
+}
+
 static err_t job_amax(const struct quantize_weight *w, struct job *j, struct err *e)
 {
     struct piece b;
@@ -147,6 +157,7 @@ static err_t job_amax(const struct quantize_weight *w, struct job *j, struct err
     for (size_t r = 0; r < j->n && rc == OK; r += b.rows) {
         size_t n = j->n - r < b.rows ? j->n - r : b.rows;
         rc = read_rows(&b, w, j->row0 + r, n, e);
+        if (rc == OK) rc = check_finite(w, b.x, j->row0 + r, n, e);
         if (rc == OK) j->amax = encode_amax(j->amax, b.x, n * w->cols);
     }
     piece_free(&b);
@@ -172,16 +183,6 @@ static err_t put_scale(const struct run *r, const struct quantize_weight *w, uin
     }
     return st_writer_put(r->w, out, first * format_scale_cols(w->to, w->cols) * bytes, scale,
                          n * bytes, e);
-}
-
-static err_t check_finite(const struct quantize_weight *w, const float *x, size_t row0, size_t n,
-                          struct err *e)
-{
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(encode_amax(0.0f, x + i * w->cols, w->cols)))
-            return err_set(e, ERR_INPUT, "%s: row %zu holds a value that is not finite", w->module,
-                           row0 + i);
-    return OK;
 }
 
 static err_t encode_piece(const struct run *r, const struct encode *enc, struct piece *b,
@@ -327,7 +328,7 @@ static err_t run_batch(struct run *r, struct pool *pool, size_t from, size_t to,
         float *a = &r->amax[r->p->weights[r->jobs[i].weight].share];
         *a = encode_amax(*a, &r->jobs[i].amax, 1);
     }
-    pool_run(pool, run_write, r, (int)r->n_jobs);
+    if (r->failed == SIZE_MAX) pool_run(pool, run_write, r, (int)r->n_jobs);
     if (r->failed != SIZE_MAX) {
         if (e) *e = r->err;
         return r->err.code;
