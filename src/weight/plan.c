@@ -163,16 +163,17 @@ err_t plan_formats(const struct plan *p, struct slot_spec *specs, struct err *e)
     return OK;
 }
 
-err_t plan_encode(const struct plan *p, struct slot_spec *specs, format_t format, struct err *e)
+err_t plan_encode(const struct plan *p, struct slot_spec *specs, format_t format, unsigned accept,
+                  struct err *e)
 {
     bool quantized = false;
     for (size_t i = 0; i < p->n; i++) {
         format_t f = p->slots[i].found ? p->slots[i].weight.format : FORMAT_BF16;
         quantized = quantized || f != FORMAT_BF16;
-        if (f != FORMAT_BF16 && f != format)
-            return err_set(e, ERR_INPUT, "%.*s: %s, not %s: only a BF16 checkpoint is quantized while "
-                           "it is loaded", module_len(specs[i].name), specs[i].name, formats[f].name,
-                           formats[format].name);
+        if (f != FORMAT_BF16 && !(accept & 1u << f))
+            return err_set(e, ERR_INPUT,
+                           "%.*s is %s: only a BF16 checkpoint is quantized while it is loaded",
+                           module_len(specs[i].name), specs[i].name, formats[f].name);
     }
     for (size_t i = 0; !quantized && i < p->n; i++) {
         if (!specs[i].linear) continue;

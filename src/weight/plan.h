@@ -4,7 +4,7 @@
  *     struct plan p;
  *     if (plan_open(&p, dir, specs, n, e) != OK) ...   // opens, finds, validates
  *     if (plan_formats(&p, specs, e) != OK) ...        // start: slots take the checkpoint's formats
- *     if (plan_encode(&p, specs, FORMAT_NVFP4, e) != OK) ...    // or those of --quantization
+ *     if (plan_encode(&p, specs, FORMAT_NVFP4, accept, e) != OK) ...    // or those of --quantization
  *     if (plan_check(&p, specs, e) != OK) ...          // update: formats are as resident
  *     plan_close(&p);
  *
@@ -40,8 +40,9 @@ void plan_close(struct plan *p);
 /* Sets shape.format of every matrix.  ERR_UNSUPPORTED: a quantized tensor where only BF16 can be. */
 err_t plan_formats(const struct plan *p, struct slot_spec *specs, struct err *e) MUST_USE;
 /* After plan_formats: every `linear` slot will be encoded to `format`, if the checkpoint is BF16 all
- * through.  A quantized one is ERR_INPUT unless it has that format; nothing is encoded then. */
-err_t plan_encode(const struct plan *p, struct slot_spec *specs, format_t format,
+ * through.  A quantized one is ERR_INPUT if it has a format outside `accept` (bits 1 << format_t);
+ * nothing is encoded then. */
+err_t plan_encode(const struct plan *p, struct slot_spec *specs, format_t format, unsigned accept,
                   struct err *e) MUST_USE;
 /* ERR_STATE with the first module whose format is neither the slot's nor to be encoded:
  * "model.layers.0.self_attn.q_proj: fp8-block -> bf16". */
