@@ -271,8 +271,9 @@ err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e
     if (rc != OK) return rc;
     if (o->progress) o->progress(o->ctx, 1, "reading weights");
     l->pool = pool_new(l->n_threads);
-    return model_new(&l->model, &l->config, l->store, l->pool, l->n_pages, l->max_step_tokens,
-                     o->isa, e);
+    rc = model_new(&l->model, &l->config, l->store, l->pool, l->n_pages, l->max_step_tokens, o->isa,
+                   e);
+    return rc == OK ? model_set_numerics(l->model, o->numerics.act, o->numerics.routed, e) : rc;
 }
 
 err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)

@@ -13,10 +13,17 @@
 #include "base/pool.h"
 #include "cli/textconf.h"
 #include "engine/engine.h"
+#include "format/act.h"
 #include "model/config.h"
 #include "model/model.h"
 #include "text/tokenizer.h"
 #include "weight/store.h"
+
+struct numerics {
+    act_t act;          /* what inputs of quantized matrices are rounded to */
+    bool routed;        /* MoE choices in the packed form */
+    const char *runner; /* as it was asked for (cli/numerics.h) */
+};
 
 struct load_options {
     const char *model, *tokenizer_path; /* tokenizer_path NULL: the model's */
@@ -28,6 +35,7 @@ struct load_options {
     int64_t threads;                    /* 0: online CPUs */
     const char *isa;                    /* NULL: the best */
     const char *quantization;           /* NULL: as stored; see load_quantization */
+    struct numerics numerics;
     const char *weight_version;
     bool no_prefix_cache;
     int64_t retract_every;

@@ -1,4 +1,5 @@
 #include "cli/serve_options.h"
+#include "cli/numerics.h"
 
 #define AT(field)      offsetof(struct serve_args, field)
 #define COUNT(a)       (sizeof(a) / sizeof(a)[0])
@@ -60,6 +61,7 @@ static const struct opt serve_opts[] = {
     {"dtype", NULL, OPT_HONOURED, OPT_CHOICE, AT(dtype), "auto", 0, 0, "auto|bfloat16", "type of the weights", NULL},
     {"kv-cache-dtype", NULL, OPT_HONOURED, OPT_CHOICE, AT(kv_dtype), "auto", 0, 0, "auto|bf16|bfloat16",
      "type of the KV", NULL},
+    NUMERICS_OPTS,
     {"load-format", NULL, OPT_HONOURED, OPT_CHOICE, AT(load_format), "auto", 0, 0, "auto|safetensors",
      "form of the checkpoint", NULL},
     {"log-level", NULL, OPT_HONOURED, OPT_CHOICE, AT(log_level), "info", 0, 0,
@@ -74,7 +76,7 @@ static const struct opt serve_opts[] = {
      "accepted; it is always so", NULL},
     {"retract-every", NULL, OPT_HONOURED, OPT_INT, AT(retract_every), "0", 0, 1 << 30, NULL, NULL, NULL},
 
-    SPEED("moe-runner-backend"), SPEED("attention-backend"), SPEED("prefill-attention-backend"),
+    SPEED("attention-backend"), SPEED("prefill-attention-backend"),
     SPEED("decode-attention-backend"), SPEED("sampling-backend"), SPEED("fp8-gemm-backend"),
     SPEED("fp4-gemm-backend"), SPEED("bf16-gemm-backend"), SPEED("grammar-backend"),
     SPEED("max-prefill-tokens"), SPEED("schedule-policy"), SPEED("schedule-conservativeness"),
