@@ -20,7 +20,7 @@
 
 static void xchg_free(struct xchg *x)
 {
-    for (int32_t i = 0; i < x->n_slots; i++) request_unref(x->slots[i].r);
+    for (int32_t i = 0; i < x->n_slots; i++) slot_release(&x->slots[i]);
     mem_free(x->slots);
     mem_free(x->model);
     buf_release(&x->body);
@@ -240,12 +240,13 @@ static ssize_t reader(void *cls, uint64_t pos, char *to, size_t max)
         x->wake = false;
         bool gone = x->gone;
         pthread_mutex_unlock(&x->m);
-        if (gone || x->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (gone) return MHD_CONTENT_READER_END_WITH_ERROR;
         if (x->out_at == x->out.len) {
             buf_clear(&x->out);
             x->out_at = 0;
             if (x->stream_end) return MHD_CONTENT_READER_END_OF_STREAM;
             gen_pull(x);
+            if (x->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
         }
         size_t n = x->out.len - x->out_at;
         if (n) {

@@ -66,6 +66,18 @@ def test_odd_but_legal():
                       '"sampling_params": {"top_p": null, "max_new_tokens": 1}}')[0] == 200
 
 
+def test_many_samples_are_refused_cheaply():
+    """Prompts times samples have a bound: a small body cannot ask for millions of requests."""
+    with Server(EARLY) as s:
+        for path, body in (("/generate", {"input_ids": [[5]] * 65536, "sampling_params": {"n": 2}}),
+                           ("/v1/completions", {"prompt": [[5]] * 65536, "n": 128})):
+            t = time.time()
+            status, r = s.post(path, body)
+            assert status == 400 and "65536" in r["message"] and r["message"].startswith("n:"), (status, r)
+            assert SLOW or time.time() - t < 5
+        assert s.generate([5], 2)["output_ids"]
+
+
 def test_json_attacks():
     """C51: depth, size, digits; the server lives and stays quick."""
     with Server(EARLY, "--max-body-bytes", str(8 << 20)) as s:
