@@ -58,7 +58,7 @@ struct xchg {
     struct buf body;
     char id[64];
     char path[1100]; /* /v1/models/{id} has a model's path in it */
-    bool too_big, bad, started;
+    bool too_big, started, big;
     int fd;
     uint64_t gen;
     struct xchg *next_work, *prev_live, *next_live;
@@ -85,18 +85,26 @@ struct xchg {
     void (*last)(struct xchg *x);                   /* before [DONE] */
 };
 
+/* A queue of exchanges and who works on it. */
+struct lane {
+    struct server *s;
+    struct xchg *head, *tail;
+    pthread_cond_t cond;
+    pthread_t workers[2];
+};
+
 struct server {
     struct server_options o;
     struct engine *engine;
     _Atomic bool ready, draining, stopping;
-    pthread_mutex_t m; /* queue, live list, progress */
-    pthread_cond_t cond;
-    struct xchg *work_head, *work_tail, *live;
+    pthread_mutex_t m; /* lanes, live list, progress */
+    struct lane lanes[2]; /* small bodies, big ones */
+    struct xchg *live;
     float progress;
     char stage[128];
-    bool quit;     /* workers end when the queue is empty */
+    bool quit;     /* workers end when their lane is empty */
     int n_threads; /* of RUN_THREAD, running */
-    pthread_t workers[2], watcher;
+    pthread_t watcher;
     int epoll_fd, stop_fd, port;
     struct watch { struct xchg *x; uint64_t gen; } *watch;
     int n_watch;
@@ -119,7 +127,13 @@ void put_id(char *out, size_t n, const char *prefix);
 void xchg_unref(struct xchg *x);
 void xchg_ready(struct xchg *x);                 /* the reply is complete: send it */
 void xchg_notify(void *slot);                    /* a request's notify */
-void xchg_queue(struct xchg *x);                 /* a worker is to look at it */
+
+/* work.c */
+void work_start(struct server *s);
+void work_stop(struct server *s);  /* when the lanes are empty */
+void xchg_queue(struct xchg *x);   /* a worker is to look at it */
+void xchg_thread(struct xchg *x);  /* a thread of its own is */
+void xchg_run(struct xchg *x);     /* the handler, now */
 
 /* gen.c */
 #define GEN_MAX_REQUESTS 65536 /* prompts times samples of one call */
