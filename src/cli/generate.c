@@ -173,6 +173,10 @@ static err_t generate(struct loaded *l, const struct args *a, struct err *e)
     }
     struct wake w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
     struct request *r = request_new();
+    if (!r) {
+        ids_release(&ids);
+        return err_set(e, ERR_NOMEM, "out of memory");
+    }
     fill(r, a, l, &ids);
     r->notify = on_news;
     r->ctx = &w;
