@@ -6,11 +6,12 @@
  * 1, so the norm leaves it alone), expert e writes its weight to a dimension of its own, and the
  * head reads those dimensions.
  */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
 
 #include "base/mem.h"
 #include "model/model.h"
@@ -70,7 +71,7 @@ static void fill(uint16_t *w, const struct slot_spec *s, uint64_t round)
 {
     int e = 0;
     if (s->n_dims == 1) {
-        for (uint64_t i = 0; i < s->cols; i++)
+        for (uint64_t i = 0; i < s->shape.cols; i++)
             w[i] = bf16(1);
     } else if (strstr(s->name, "embed_tokens")) {
         for (uint64_t i = 0; i < VOCAB; i++)
@@ -85,7 +86,7 @@ static void fill(uint16_t *w, const struct slot_spec *s, uint64_t round)
                 if (k < FIRST || k >= END) w[i * HIDDEN + k] = 0;
     } else if (sscanf(s->name, "model.layers.0.mlp.experts.%d.", &e) == 1) {
         if (strstr(s->name, "down"))
-            w[(size_t)e * s->cols] = bf16(1);
+            w[(size_t)e * s->shape.cols] = bf16(1);
         else
             w[FILL] = bf16(1);
     }
@@ -97,9 +98,9 @@ static void stage(struct store *store, const struct slot_spec *specs, size_t n, 
     struct update *u;
     assert_int_equal(update_begin(&u, store, &e), OK);
     for (size_t i = 0; i < n; i++) {
-        uint16_t *w = mem_alloc(specs[i].rows * specs[i].cols * 2);
+        uint16_t *w = mem_alloc(specs[i].shape.rows * specs[i].shape.cols * 2);
         fill(w, &specs[i], round);
-        if (update_stage(u, specs[i].name, w, specs[i].rows, specs[i].cols, &e))
+        if (update_stage(u, specs[i].name, w, specs[i].shape.rows, specs[i].shape.cols, &e))
             fail_msg("%s", e.msg);
         mem_free(w);
     }
@@ -124,7 +125,7 @@ static void chosen(struct model *m, int n_tokens, int size, uint8_t (*sets)[TOP]
         }
         struct step st = {
             .n_tokens = size, .ids = ids, .pos = zero, .seq = seq, .n_seqs = size, .seqs = seqs};
-        model_logits(m, &st, tokens, size, logits);
+        assert_int_equal(model_logits(m, &st, tokens, size, logits, NULL), OK);
         for (int i = 0; i < size; i++) {
             int n = 0;
             for (int e = 0; e < EXPERTS; e++) {
@@ -208,7 +209,7 @@ static void test_router(void **state)
              VOCAB, HIDDEN, EXPERTS, TOP);
     if (config_parse(&c, json, strlen(json), &e)) fail_msg("%s", e.msg);
     assert_int_equal(model_specs(&c, &specs, &n, &e), OK);
-    assert_int_equal(store_new(&store, specs, n, &e), OK);
+    assert_int_equal(store_new(&store, specs, n, memory_host, &e), OK);
     struct pool *pool = pool_new(1);
     uint16_t *bits = mem_alloc((size_t)EXPERTS * HIDDEN * 2);
     double *router = mem_alloc((size_t)EXPERTS * HIDDEN * sizeof *router);
