@@ -234,7 +234,8 @@ static bool any_rounds(const struct moe_op *op, const struct moe_weights *w, boo
         const struct matrix *m = &w->experts[i];
         if ((i % MOE_MATRICES == MOE_DOWN) != down || !rounds(op, m)) continue;
         any = true;
-        if (m->input && *m->input > *input && *m->input < INFINITY) *input = *m->input;
+        if (m->format == FORMAT_NVFP4 && *m->input > *input && *m->input < INFINITY)
+            *input = *m->input;
     }
     float given = down ? w->input_down : w->input_in;
     if (given > 0.0f) *input = given;

@@ -25,8 +25,8 @@
  *
  * With an activation format other than BF16 the rows that a GEMM reads, of x (w x) and of h, are
  * rounded by format/act.h wherever the matrix is quantized; a BF16 matrix reads them as they are.
- * ACT_NVFP4 takes one input scale for gate and up and one for down: the largest that any local
- * expert's matrices have, as SGLang does on its trtllm path, or the one given.
+ * ACT_NVFP4 takes one input scale for gate and up and one for down: the largest of the local
+ * experts' NVFP4 matrices, as SGLang does on its trtllm path, or the one given.
  *
  * A token's result depends on its own row, choices and the weights, never on the others.
  * Threads: one caller at a time an operator.

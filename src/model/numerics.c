@@ -17,7 +17,8 @@ static bool any_rounds(const struct cpu_model *m, const size_t *slots, int n, fl
         const struct matrix *w = store_matrix(m->store, slots[i]);
         if (!rounds(m, w)) continue;
         any = true;
-        if (w->input && *w->input > *input && *w->input < INFINITY) *input = *w->input;
+        if (w->format == FORMAT_NVFP4 && *w->input > *input && *w->input < INFINITY)
+            *input = *w->input;
     }
     return any;
 }
