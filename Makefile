@@ -30,19 +30,17 @@ WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
 CFLAGS  ?= -O2 -g
 ALL_CF  := -std=c17 -D_GNU_SOURCE -Isrc -Iinclude -pthread -ffp-contract=off -fno-strict-aliasing $(WARN) $(WERROR) \
            $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=undefined) \
-           $(if $(REF),-DMOULT_REFERENCE_F32) $(CUDA_CF) $(PKG_CF) $(CFLAGS)
+           $(if $(REF),-DMOULT_REFERENCE_F32) $(PKG_CF) $(CFLAGS)
 LIBS    := $(PKG_LD) -lm -ldl -pthread
 
 SRC     := $(sort $(wildcard src/*/*.c src/*/*/*.c))
 ifeq ($(CUDA),1)
-SRC     := $(filter-out src/backend/cuda/absent.c,$(SRC))
-CUDA_CF := -DMOULT_CUDA=1 -isystem $(abspath $(dir $(NVCC))../include)
+SRC     := $(filter-out %/cuda/absent.c,$(SRC))
 KERNELS := $(sort $(wildcard src/backend/cuda/*.cu))
 FATBINS := $(KERNELS:src/backend/cuda/%.cu=build/cuda/%.fatbin)
 MODULES := $(OUT)/obj/cuda-modules.o
 else
 SRC     := $(filter-out $(filter-out %/absent.c,$(wildcard src/*/cuda/*.c)),$(SRC))
-CUDA_CF := -DMOULT_CUDA=0
 endif
 OBJ     := $(SRC:src/%.c=$(OUT)/obj/%.o) $(MODULES)
 LIBOBJ  := $(filter-out $(OUT)/obj/cli/main.o,$(OBJ))

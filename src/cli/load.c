@@ -1,4 +1,5 @@
 #include "cli/load.h"
+#include "cli/load_device.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "cli/formats.h"
@@ -192,7 +193,7 @@ static err_t make_store(struct loaded *l, const struct load_options *o, struct e
     err_t rc = model_specs(&l->config, &specs, &n, e);
     if (rc != OK) return rc;
     rc = plan_weights(l, o, specs, n, e);
-    if (rc == OK) rc = store_new(&l->store, specs, n, memory_host, e);
+    if (rc == OK) rc = store_new(&l->store, specs, n, load_device_memory(l), e);
     mem_free(specs);
     if (rc == OK) l->weight_bytes = store_bytes(l->store);
     return rc;
@@ -203,6 +204,7 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     if (o->progress) o->progress(o->ctx, 0, "reading config and tokenizer");
     err_t rc = checkpoint_find(&l->dir, o->model, e);
     if (rc == OK) rc = config_load(&l->config, l->dir, e);
+    if (rc == OK) rc = load_device_open(l, o->device, e);
     if (rc == OK) rc = make_store(l, o, e);
     if (rc == OK) rc = load_text(l, o, e);
     if (rc != OK) return rc;
@@ -217,7 +219,7 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     int64_t step = o->chunk > 0 ? o->chunk : STEP_TOKENS_MAX;
     if (step < o->max_running) step = o->max_running; /* every running request decodes in one step */
     l->max_step_tokens = (int32_t)step;
-    return plan_kv(l, o, e);
+    return l->device ? load_device_plan(l, o, e) : plan_kv(l, o, e);
 }
 
 /* A second thread tells how far the first has read. */
@@ -282,8 +284,11 @@ err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e
     if (rc != OK) return rc;
     if (o->progress) o->progress(o->ctx, 1, "reading weights");
     l->pool = pool_new(l->n_threads);
-    rc = model_new(&l->model, &l->config, l->store, l->pool, l->n_pages, l->max_step_tokens, o->isa,
-                   e);
+    if (l->device)
+        rc = load_device_model(l, o, e);
+    else
+        rc = model_new(&l->model, &l->config, l->store, l->pool, l->n_pages, l->max_step_tokens,
+                       o->isa, e);
     return rc == OK ? model_set_numerics(l->model, o->numerics.act, o->numerics.routed, e) : rc;
 }
 
@@ -311,6 +316,10 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
 
 void load_plan(const struct loaded *l, struct buf *out)
 {
+    if (l->device) {
+        load_device_tell(l, out);
+        return;
+    }
     double kv = (double)l->n_pages * (double)l->page_bytes;
     (void)buf_printf(out,
                      "memory: weights %.1f MB, %.3f of the %.1f MB stored (twice that while an update "
@@ -327,6 +336,7 @@ void load_release(struct loaded *l)
     if (l->model) model_free(l->model);
     if (l->pool) pool_free(l->pool);
     if (l->store) store_free(l->store);
+    load_device_release(l);
     buf_release(&l->formats);
     textconf_release(&l->text);
     if (l->tokenizer) tokenizer_free(l->tokenizer);

@@ -11,6 +11,7 @@
 #define CLI_LOAD_H
 
 #include "base/pool.h"
+#include "backend/cuda/weights.h"
 #include "cli/textconf.h"
 #include "engine/engine.h"
 #include "format/act.h"
@@ -34,6 +35,8 @@ struct load_options {
     int64_t chunk;                      /* prefill tokens a step; <= 0: the most a step takes */
     int64_t threads;                    /* 0: online CPUs */
     const char *isa;                    /* NULL: the best */
+    const char *device;                 /* NULL or "auto": a GPU if there is one; "cpu", "cuda" */
+    bool no_graphs;                     /* GPU: launch every kernel of every step */
     const char *quantization;           /* NULL: as stored; see load_quantization */
     struct numerics numerics;
     const char *weight_version;
@@ -58,6 +61,9 @@ struct loaded {
     int n_threads;
     size_t available; /* when planned */
 
+    struct device *device; /* NULL: the CPU */
+    struct weights *device_weights;
+    size_t device_bytes, work_bytes; /* the device's memory; a step's buffers on it */
     struct store *store;
     struct pool *pool;
     struct model *model;

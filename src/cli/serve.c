@@ -56,6 +56,8 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .chunk = a->chunk,
         .threads = a->threads,
         .isa = a->isa,
+        .device = a->device,
+        .no_graphs = a->no_graphs,
         .quantization = a->quantization,
         .numerics = a->numerics,
         .weight_version = a->weight_version,

@@ -330,6 +330,15 @@ static err_t get_memory(struct cuda_model *m, struct err *e)
     return rc;
 }
 
+/* Bit f for each format f that a matrix has. */
+static uint32_t formats_of(const struct store *s)
+{
+    uint32_t bits = 0;
+    for (size_t i = 0; i < store_slots(s); i++)
+        if (store_spec(s, i)->shape.kind == RESIDENT_MATRIX) bits |= 1u << store_spec(s, i)->shape.format;
+    return bits;
+}
+
 err_t cuda_model_new(struct model **out, const struct config *c, struct store *s, struct device *d,
                      const struct cuda_options *o, struct err *e)
 {
@@ -340,7 +349,7 @@ err_t cuda_model_new(struct model **out, const struct config *c, struct store *s
     set_sizes(m, c, o);
     snprintf(m->name, sizeof m->name, "cuda (%s)", device_about(d)->name);
     err_t rc = queue_new(&m->q, d, e);
-    if (rc == OK) rc = gemm_open(&m->gemm, d, e);
+    if (rc == OK) rc = gemm_open(&m->gemm, d, formats_of(s), e);
     if (rc == OK) rc = kernels_new(&m->kernels, d, &shape, e);
     if (rc == OK) rc = device_kernel(&m->clear_kernel, d, "clear_pages", sizeof(struct clear_args), 0, e);
     if (rc == OK) rc = get_memory(m, e);
