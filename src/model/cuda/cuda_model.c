@@ -307,7 +307,7 @@ static void set_sizes(struct cuda_model *m, const struct config *c, const struct
 
 static size_t partial_bytes(const struct cuda_model *m)
 {
-    int32_t chunks = m->max_pages / (ATTN_CHUNK / KV_PAGE);
+    int32_t chunks = m->max_pages / (ATTN_CHUNK / KV_PAGE) + 1; /* one more: model_break_invariance */
     size_t a = kernels_attn_bytes(m->kernels, ATTN_DECODE, chunks);
     size_t b = kernels_attn_bytes(m->kernels, ATTN_PREFILL, chunks);
     return a > b ? a : b;

@@ -258,8 +258,9 @@ static struct cuda_slice slice_of(struct cuda_model *m, const struct step *st, i
     struct cuda_slice s = {.m = m, .n = n, .first_chunk = ATTN_CHUNK};
     if (m->broken) s.first_chunk = (1 + n % (ATTN_CHUNK / KV_ROWS)) * KV_ROWS;
     if (s.first_chunk > ATTN_CHUNK) s.first_chunk = ATTN_CHUNK;
-    s.max_chunks = round_chunks(max_chunks_of(st, t0, n) + m->broken);
+    s.max_chunks = round_chunks(max_chunks_of(st, t0, n));
     s.table_ld = s.max_chunks * (ATTN_CHUNK / KV_PAGE);
+    s.max_chunks += m->broken; /* a short first chunk may make one more */
     return s;
 }
 
