@@ -198,7 +198,7 @@ static void check(struct problem p)
 static void dense_shapes(void **state)
 {
     (void)state;
-    static const uint32_t shapes[][2] = {{128, 64}, {200, 96}, {72, 200}, {320, 130}, {1, 17}};
+    static const uint32_t shapes[][2] = {{128, 64}, {200, 96}, {72, 200}, {320, 136}, {1, 24}};
     static const int32_t rows[] = {1, 8, 9, 23, 64, 65, 130};
     for (int f = 0; f < FORMAT_COUNT; f++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)

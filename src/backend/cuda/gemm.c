@@ -5,9 +5,9 @@
 /* As struct shape in gemm.cuh. */
 static size_t smem_bytes(format_t f, bool large)
 {
-    int panels = large && f != FORMAT_FP8_BLOCK ? 4 : 2;
-    int stage = panels * (int)tile_shape(f).bytes + (large ? GEMM_LARGE_N : GEMM_SMALL_N) * 128;
-    stage = (stage + 1023) / 1024 * 1024;
+    struct tile_shape t = tile_shape(f);
+    int stage = gemm_stage_bytes(large && f != FORMAT_FP8_BLOCK ? 4 : 2, gemm_stage_blocks(large, (int)t.elem_bits),
+                                 (int)t.bytes, large ? GEMM_LARGE_N : GEMM_SMALL_N);
     return (size_t)(gemm_stages(large, stage) * stage + 2 * GEMM_STAGING + GEMM_TABLE_BYTES);
 }
 
@@ -42,7 +42,7 @@ err_t gemm_open(struct gemm_kernels *g, struct device *d, uint32_t which, struct
 void gemm_launch(const struct gemm_kernels *g, struct queue *q, format_t f, const struct gemm_args *a, int64_t rows,
                  bool programmatic)
 {
-    CHECK(g->small[f].fn && a->n_groups >= 1 && a->n_groups <= GEMM_GROUPS_MAX && a->k >= 1 && a->n >= 1 && a->ldx % 8 == 0);
+    CHECK(g->small[f].fn && a->n_groups >= 1 && a->n_groups <= GEMM_GROUPS_MAX && a->k >= 1 && a->n >= 1 && a->k % 8 == 0 && a->ldx % 8 == 0);
     CHECK((a->out_kind == GEMM_F32 || a->out_kind == GEMM_ADD || a->ldo % 8 == 0) && (a->first || a->n_groups == 1));
     struct gemm_args args = *a;
     args.scale_rows = f == FORMAT_FP8_CHANNEL;

@@ -13,7 +13,8 @@
  *
  * so that a thread ends up with gate and up of the same output.  Consumer w has units 4 w .. 4 w + 3 of
  * every panel, a warp each.  full[]: 1 (weights, with bytes) + 96 (x, when it has landed) arrivals; empty[]: 8
- * consumer warps.  Up to MMA_N columns the consumers use mma.sync instead, which needs no fences: the same bits.
+ * consumer warps.  The small kernel
+ * uses mma.sync instead, which needs no fences: the same bits.
  */
 #ifndef BACKEND_CUDA_GEMM_CUH
 #define BACKEND_CUDA_GEMM_CUH
@@ -29,13 +30,12 @@ struct shape {
     static constexpr bool CHAINS = F == FORMAT_FP8_BLOCK; /* a second set of accumulators */
     static constexpr int MT = LARGE && !CHAINS ? 2 : 1;
     static constexpr int NMAX = LARGE ? GEMM_LARGE_N : GEMM_SMALL_N;
+    static constexpr int KB = gemm_stage_blocks(LARGE, weight<F>::BITS); /* k blocks of 64 a stage */
     static constexpr int TILE = weight<F>::TILE;
-    static constexpr int A_BYTES = 2 * MT * TILE;
-    static constexpr int B_BYTES = NMAX * 128;
-    static constexpr int STAGE = (A_BYTES + B_BYTES + 1023) / 1024 * 1024; /* B first: 1,024-byte aligned */
+    static constexpr int B_BYTES = NMAX * 128; /* of a block; all blocks of x come first in a stage: 1,024-byte aligned */
+    static constexpr int STAGE = gemm_stage_bytes(2 * MT, KB, TILE, NMAX);
     static constexpr int STAGES = gemm_stages(LARGE, STAGE);
-    static constexpr int MMA_N = LARGE ? 0 : 24;
-    static constexpr int ROWS = 128 * MT;                   /* weight rows of a tile */
+    static constexpr int ROWS = 128 * MT; /* weight rows of a tile */
     static constexpr int PANELS = 2 * MT;
 };
 
@@ -117,20 +117,21 @@ __device__ void produce_weights(const struct gemm_args &a, struct tables *t, cha
     for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
         struct work w = find_work<S::NMAX>(t, a.n_groups, m_tiles, i);
         const char *w0 = (const char *)a.w[w.group].tiles, *w1 = pair ? (const char *)a.up[w.group].tiles : w0;
-        for (int b = 0; b < blocks; b++) {
+        for (int b = 0; b < blocks; b += S::KB) {
             mbarrier_wait(smem_addr(&t->empty[r.slot]), r.phase);
             if ((threadIdx.x & 31) == 0) {
-                uint32_t to = smem_addr(stages + r.slot * S::STAGE + S::B_BYTES), full = smem_addr(&t->full[r.slot]);
+                uint32_t to = smem_addr(stages + r.slot * S::STAGE + S::KB * S::B_BYTES), full = smem_addr(&t->full[r.slot]);
+                uint32_t bytes = min(S::KB, blocks - b) * S::TILE; /* blocks of a panel lie side by side */
                 int n_copies = 0;
 #pragma unroll
                 for (int s = 0; s < S::PANELS; s++)
                     n_copies += (pair ? w.m * S::MT + s / 2 : w.m * S::PANELS + s) < panels;
-                mbarrier_arrive_expect_tx(full, n_copies * S::TILE);
+                mbarrier_arrive_expect_tx(full, n_copies * bytes);
 #pragma unroll
                 for (int s = 0; s < S::PANELS; s++) {
                     int p = pair ? w.m * S::MT + s / 2 : w.m * S::PANELS + s;
                     const char *from = (s % 2 ? w1 : w0) + p * panel_bytes + (size_t)b * S::TILE;
-                    if (p < panels) cp_async_bulk(to + s * S::TILE, from, S::TILE, full);
+                    if (p < panels) cp_async_bulk(to + s * S::KB * S::TILE, from, bytes, full);
                 }
             }
             ring_next<S::STAGES>(&r);
@@ -138,33 +139,42 @@ __device__ void produce_weights(const struct gemm_args &a, struct tables *t, cha
     }
 }
 
+/* Rows past the width of a tile are not loaded, but for copies of its last row that fill a group of four. */
 template <format_t F, bool LARGE>
 __device__ void produce_rows(const struct gemm_args &a, struct tables *t, char *stages, int m_tiles, int n_work)
 {
     typedef shape<F, LARGE> S;
-    constexpr int QUADS = (S::NMAX / 4 + 2) / 3; /* groups of 4 rows a warp */
+    constexpr int QUADS = (S::NMAX / 4 + 2) / 3; /* groups of 4 rows a warp: q * 3 + warp */
     struct ring r = {0, 1};
     int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) - 9, piece = lane & 7;
-    int blocks = (a.k + TILE_K - 1) / TILE_K;
+    int blocks = (a.k + TILE_K - 1) / TILE_K, pieces = a.k / 8;
+    uint32_t place[2]; /* of this lane's 16 bytes in its group's 512, for even and odd q: the swizzle has 8 rows */
+    for (int q = 0; q < 2; q++) {
+        int row = (q * 3 + warp) * 4 + lane / 8;
+        place[q] = row * 128 + ((piece ^ (row & 7)) << 4) - q * 1536;
+    }
     for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
         struct work w = find_work<S::NMAX>(t, a.n_groups, m_tiles, i);
-        int32_t from[QUADS]; /* rows of x */
+        const char *from[QUADS];
+        int n_quads = ((w.width + 3) / 4 - warp + 2) / 3;
 #pragma unroll
         for (int q = 0; q < QUADS; q++) {
-            int row = (q * 3 + warp) * 4 + lane / 8;
-            from[q] = row < w.width ? a.src ? __ldg(a.src + w.row + row) : w.row + row : -1;
+            int row = w.row + min((q * 3 + warp) * 4 + lane / 8, w.width - 1);
+            if (q < n_quads && a.src) row = __ldg(a.src + row);
+            from[q] = (const char *)a.x + ((size_t)row * a.ldx + piece * 8) * 2;
         }
-        for (int b = 0; b < blocks; b++) {
+        for (int b = 0; b < blocks; b += S::KB) {
+            int left = pieces - piece - b * 8; /* <= 0: this lane's piece is past the end of the row */
             uint32_t to = smem_addr(stages + r.slot * S::STAGE);
-            int left = (a.k - b * TILE_K - piece * 8) * 2;
-            uint32_t bytes = left >= 16 ? 16 : left > 0 ? left : 0;
-            const char *x = (const char *)a.x + (bytes ? (size_t)b * 128 + piece * 16 : 0);
             mbarrier_wait(smem_addr(&t->empty[r.slot]), r.phase);
 #pragma unroll
             for (int q = 0; q < QUADS; q++) {
-                int row = (q * 3 + warp) * 4 + lane / 8;
-                if (from[q] >= 0)
-                    cp_async_cg_16(to + row * 128 + ((piece ^ (row & 7)) << 4), x + (size_t)from[q] * a.ldx * 2, bytes);
+                if (q >= n_quads) break;
+#pragma unroll
+                for (int kb = 0; kb < S::KB; kb++)
+                    cp_async_cg_16_ignore(to + place[q & 1] + q * 1536 + kb * S::B_BYTES,
+                                          left > kb * 8 ? from[q] + kb * 128 : (const char *)a.x, left <= kb * 8);
+                from[q] += S::KB * 128;
             }
             cp_async_mbarrier_arrive_noinc(smem_addr(&t->full[r.slot]));
             ring_next<S::STAGES>(&r);
@@ -280,40 +290,68 @@ __device__ __forceinline__ void store_staged(const struct gemm_args &a, float *s
     }
 }
 
-/* A stage: four k16 steps.  `fresh`: acc starts at zero. */
-template <int N, int MT>
-__device__ __forceinline__ void multiply_wgmma(float acc[MT][N / 2], const uint32_t frag[MT][4][4], uint32_t rows,
+/* A block of 64 k by wgmma: a step's products run while the next step is decoded.  `fresh`: acc starts at zero. */
+template <format_t F, int N, int MT>
+__device__ __forceinline__ void multiply_wgmma(float acc[MT][N / 2], const char *tiles, int tile_pitch, uint32_t rows,
                                                bool fresh)
 {
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
+    struct raw<F> raw[MT][2];
+    uint32_t frag[4][MT][4];
     uint64_t b = wgmma_descriptor(rows);
-    fence_proxy_async_shared(); /* x came through the generic proxy */
-    wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; step++)
+    for (int i = 0; i < MT * 2; i++)
+        weight_load<F>(raw[i / 2][i % 2], tiles + i * tile_pitch, unit, lane);
+    fence_proxy_async_shared(); /* x came through the generic proxy */
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+#pragma unroll
+        for (int i = 0; i < MT * 2; i++) {
+            uint32_t w[2];
+            weight_step<F>(w, raw[i / 2][i % 2], step);
+            frag[step][i / 2][i % 2] = w[0];
+            frag[step][i / 2][i % 2 + 2] = w[1];
+        }
+        wgmma_fence();
 #pragma unroll
         for (int mt = 0; mt < MT; mt++)
-            wgmma_m64k16<N>(acc[mt], frag[mt][step], b + step * 2, step > 0 || !fresh);
-    wgmma_commit_group();
+            wgmma_m64k16<N>(acc[mt], frag[step][mt], b + step * 2, step > 0 || !fresh);
+        wgmma_commit_group();
+    }
     wgmma_wait_group<0>();
 }
 
-template <int N>
-__device__ __forceinline__ void multiply_mma(float acc[N / 2], const uint32_t frag[4][4], uint32_t rows, bool fresh)
+/* The same by mma.sync. */
+template <format_t F, int N>
+__device__ __forceinline__ void multiply_mma(float acc[N / 2], const char *tiles, int tile_pitch, uint32_t rows, bool fresh)
 {
-    int lane = threadIdx.x & 31;
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
+    struct raw<F> raw[2];
+    weight_load<F>(raw[0], tiles, unit, lane);
+    weight_load<F>(raw[1], tiles + tile_pitch, unit, lane);
     if (fresh)
 #pragma unroll
         for (int i = 0; i < N / 2; i++)
             acc[i] = 0.0f;
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int half = 0; half < 2; half++) {
+        uint32_t x[N / 8][4], f[2][4]; /* 8 rows x 32 k each; A of two steps */
 #pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            uint32_t x[4]; /* 8 rows x 32 k */
-            ldmatrix_x4(x, rows + (j * 8 + (lane & 7)) * 128 + (((half * 4 + lane / 8) ^ (lane & 7)) << 4));
-            mma_m16n8k16_bf16(acc + j * 4, frag[half * 2], x);
-            mma_m16n8k16_bf16(acc + j * 4, frag[half * 2 + 1], x + 2);
+        for (int j = 0; j < N / 8; j++)
+            ldmatrix_x4(x[j], rows + (j * 8 + (lane & 7)) * 128 + (((half * 4 + lane / 8) ^ (lane & 7)) << 4));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t w[2];
+            weight_step<F>(w, raw[i % 2], half * 2 + i / 2);
+            f[i / 2][i % 2] = w[0];
+            f[i / 2][i % 2 + 2] = w[1];
         }
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < N / 8; j++)
+                mma_m16n8k16_bf16(acc + j * 4, f[i], x[j] + i * 2);
+    }
 }
 
 /* One tile with N columns. */
@@ -326,7 +364,7 @@ __device__ __forceinline__ void consume(const struct gemm_args &a, struct tables
     int blocks = (a.k + TILE_K - 1) / TILE_K;
     bool pair = a.out_kind == GEMM_SWIGLU;
     const struct gemm_weight *w0 = a.w + w.group, *w1 = pair ? a.up + w.group : w0;
-    float acc[S::MT][N / 2], total[S::CHAINS ? N / 2 : 1];
+    float acc[S::MT][N / 2], total[S::CHAINS ? N / 2 : 1], chain_scale[2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         for (int mt = 0; mt < S::MT; mt++)
@@ -334,38 +372,32 @@ __device__ __forceinline__ void consume(const struct gemm_args &a, struct tables
 #pragma unroll
     for (int i = 0; i < (S::CHAINS ? N / 2 : 1); i++)
         total[i] = 0.0f;
-    for (int b = 0; b < blocks; b++) {
-        float chain_scale[2];
-        if (S::CHAINS) { /* both are at hand when the chain ends */
-            int at = pair ? w.m / 2 : w.m, columns = (a.k + 127) / 128;
-            chain_scale[0] = __ldg(w0->scale + (size_t)at * columns + b / 2);
-            chain_scale[1] = __ldg(w1->scale + (size_t)at * columns + b / 2);
-        }
+    for (int b = 0; b < blocks; b += S::KB) {
         mbarrier_wait(smem_addr(&t->full[r->slot]), r->phase);
-        const char *stage = stages + r->slot * S::STAGE;
-        uint32_t frag[S::MT][4][4];
+        const char *stage = stages + r->slot * S::STAGE, *tiles = stage + S::KB * S::B_BYTES;
 #pragma unroll
-        for (int mt = 0; mt < S::MT; mt++)
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                uint32_t v[8];
-                weight_decode<F>(v, stage + S::B_BYTES + (mt * 2 + s) * S::TILE, unit, lane);
-#pragma unroll
-                for (int i = 0; i < 8; i++)
-                    frag[mt][i / 2][i % 2 * 2 + s] = v[i];
+        for (int kb = 0; kb < S::KB; kb++) {
+            if (kb > 0 && b + kb >= blocks) break;
+            bool fresh = S::CHAINS && (b + kb) % 2 == 0;
+            if (fresh) { /* both are at hand when the chain ends */
+                int at = pair ? w.m / 2 : w.m, columns = (a.k + 127) / 128;
+                chain_scale[0] = __ldg(w0->scale + (size_t)at * columns + (b + kb) / 2);
+                chain_scale[1] = __ldg(w1->scale + (size_t)at * columns + (b + kb) / 2);
             }
-        bool fresh = S::CHAINS && b % 2 == 0;
-        if (N <= S::MMA_N)
-            multiply_mma<N>(acc[0], frag[0], smem_addr(stage), fresh);
-        else
-            multiply_wgmma<N, S::MT>(acc, frag, smem_addr(stage), fresh);
+            uint32_t rows = smem_addr(stage + kb * S::B_BYTES);
+            if (LARGE)
+                multiply_wgmma<F, N, S::MT>(acc, tiles + kb * S::TILE, S::KB * S::TILE, rows, fresh);
+            else
+                multiply_mma<F, N>(acc[0], tiles + kb * S::TILE, S::KB * S::TILE, rows, fresh);
+            if (S::CHAINS && ((b + kb) % 2 || b + kb + 1 == blocks)) {
+#pragma unroll
+                for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i++)
+                    total[i] = __fmaf_rn(acc[0][i], chain_scale[i / 2 % 2], total[i]);
+            }
+        }
         __syncwarp();
         if (lane == 0) mbarrier_arrive(smem_addr(&t->empty[r->slot]));
         ring_next<S::STAGES>(r);
-        if (S::CHAINS && (b % 2 || b + 1 == blocks))
-#pragma unroll
-            for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i++)
-                total[i] = __fmaf_rn(acc[0][i], chain_scale[i / 2 % 2], total[i]);
     }
 #pragma unroll
     for (int mt = 0; mt < S::MT; mt++) {
@@ -399,7 +431,7 @@ __device__ __forceinline__ void consume_all(const struct gemm_args &a, struct ta
         if (LARGE) {
             TRY(16) TRY(32) TRY(48) TRY(64) TRY(80) TRY(96) TRY(112) TRY(128)
         } else {
-            TRY(8) TRY(16) TRY(24) TRY(32) TRY(48) TRY(64)
+            TRY(8) TRY(16) TRY(24) TRY(32)
         }
 #undef TRY
     }

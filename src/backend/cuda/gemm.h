@@ -22,7 +22,7 @@
  *     GEMM_SWIGLU  out = round(silu(gate) * up)   gate and up from the two matrices of a group
  *
  * silu(g) = g * rcp(1 + ex2(-g * log2 e)) with the chip's approximate ex2 and rcp (2 ulp).
- * Weights of k in the padding are zero bits; x is not read past k.
+ * k is a multiple of 8; x is not read past it.
  */
 #ifndef BACKEND_CUDA_GEMM_H
 #define BACKEND_CUDA_GEMM_H
@@ -48,7 +48,7 @@ struct gemm_args {
     const struct gemm_weight *up; /* SWIGLU: [n_groups] */
     void *out;                    /* [rows][ldo], bf16 or f32; bf16: ldo a multiple of 8 */
     int32_t ldx, ldo;
-    int32_t k, n;                 /* columns of x; rows of a weight */
+    int32_t k, n;                 /* columns of x, a multiple of 8; rows of a weight */
     int32_t n_groups, n_rows;     /* n_rows: without `first` */
     int32_t out_kind;             /* gemm_out_t */
     int32_t scale_rows;           /* set by gemm_launch: FP8, a scale a row; 0: one */

@@ -8,7 +8,7 @@
 
 enum {
     GEMM_THREADS = 384,
-    GEMM_SMALL_N = 64,   /* rows of x in a tile, at most */
+    GEMM_SMALL_N = 32,   /* rows of x in a tile, at most */
     GEMM_LARGE_N = 128,
     GEMM_PITCH = 36,     /* floats from row to row of staged results: no bank conflicts */
     GEMM_STAGING = 2 * 32 * GEMM_PITCH * 4, /* bytes, a consumer warpgroup */
@@ -19,11 +19,23 @@ enum {
 };
 
 #ifdef __CUDACC__
-__host__ __device__ constexpr
+#define GEMM_BOTH __host__ __device__ constexpr
 #else
-static inline
+#define GEMM_BOTH static inline
 #endif
-int gemm_stages(bool large, int stage_bytes)
+
+/* k blocks of 64 a stage: two where a block is small. */
+GEMM_BOTH int gemm_stage_blocks(bool large, int elem_bits)
+{
+    return !large && elem_bits <= 8 ? 2 : 1;
+}
+
+GEMM_BOTH int gemm_stage_bytes(int panels, int blocks, int tile_bytes, int columns)
+{
+    return (blocks * (panels * tile_bytes + columns * 128) + 1023) / 1024 * 1024;
+}
+
+GEMM_BOTH int gemm_stages(bool large, int stage_bytes)
 {
     return ((large ? GEMM_SMEM_LARGE : GEMM_SMEM_SMALL) - 2 * GEMM_STAGING - GEMM_TABLE_BYTES) / stage_bytes < GEMM_STAGES_MAX
                ? ((large ? GEMM_SMEM_LARGE : GEMM_SMEM_SMALL) - 2 * GEMM_STAGING - GEMM_TABLE_BYTES) / stage_bytes

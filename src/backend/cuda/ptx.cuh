@@ -30,6 +30,14 @@ __device__ __forceinline__ void cp_async_cg_16(uint32_t dst, const void *src, ui
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
 
+/* The same; `zero`: nothing is read, 16 zero bytes are written. */
+__device__ __forceinline__ void cp_async_cg_16_ignore(uint32_t dst, const void *src, bool zero)
+{
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global.L2::128B [%0], [%1], 16, p; }" ::"r"(dst),
+                 "l"(src), "r"((uint32_t)zero)
+                 : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit_group(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

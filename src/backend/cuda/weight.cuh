@@ -1,8 +1,9 @@
 /*
  * weight.cuh - one lane's weights of a unit (8 rows x 64 k, layout_cuda.h), decoded to BF16.
  *
- * w[2 s] and w[2 s + 1] are the two pairs of k16 step s: registers a0 and a2 (or a1 and a3) of a tensor-core
- * A fragment.  Decoding is exact; NVFP4 comes out times 2^-7, which the epilogue takes back.
+ * weight_load takes them from shared memory, weight_step gives the two pairs of a k16 step: registers a0
+ * and a2 (or a1 and a3) of a tensor-core A fragment.  Decoding is exact; NVFP4 comes out times 2^-7, which
+ * the epilogue takes back.
  */
 #ifndef BACKEND_CUDA_WEIGHT_CUH
 #define BACKEND_CUDA_WEIGHT_CUH
@@ -37,70 +38,92 @@ __device__ __forceinline__ uint32_t rotl(uint32_t x, int n)
 #define BF16X2_2P120 0x7B807B80u
 #define BF16X2_2P112 0x77807780u
 
-/* Eight pairs of E2M1 as BF16 x 2^-126. */
-__device__ __forceinline__ void e2m1_pairs(uint32_t w[8], uint2 q)
+/* (a & mask) | (b & ~mask), one instruction */
+__device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b)
 {
-    const uint32_t m = 0x81C081C0u;
-    uint32_t x = (q.x & 0x06030603u) | (q.y & ~0x06030603u);
-    w[0] = q.x & m;
-    w[1] = q.x << 4 & m;
-    w[2] = rotl(q.x, 10) & m;
-    w[3] = q.y << 2 & m;
-    w[4] = q.y << 6 & m;
-    w[5] = rotl(q.y, 12) & m;
-    w[6] = rotl(x, 8) & m;
-    w[7] = rotl(x, 14) & m;
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
+    return d;
 }
 
-/* Eight pairs of E4M3 as BF16, exact. */
-__device__ __forceinline__ void e4m3_pairs(uint32_t w[8], uint4 q)
-{
-    const uint32_t word[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        uint32_t lo = (word[s] << 8 & 0x80008000u) | (word[s] << 4 & 0x07F007F0u);
-        uint32_t hi = (word[s] & 0x80008000u) | (word[s] >> 4 & 0x07F007F0u);
-        w[2 * s] = mul_bf16x2(lo, BF16X2_2P120);
-        w[2 * s + 1] = mul_bf16x2(hi, BF16X2_2P120);
-    }
-}
-
-/* Two E8M0 scales (steps 0, 1 and 2, 3) times eight pairs. */
-__device__ __forceinline__ void e8m0_scale(uint32_t w[8], uint32_t two)
-{
-    uint32_t s0 = (two & 0xff) * 0x00800080u, s1 = (two >> 8) * 0x00800080u;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        w[i] = mul_bf16x2(w[i], i < 4 ? s0 : s1);
-}
+/* What a lane holds of a unit before decoding: words, and scales as pairs of BF16. */
+template <format_t F>
+struct raw {
+    uint32_t q[weight<F>::BITS / 2]; /* the lane's bytes */
+    uint32_t x;                      /* 4 bits: see layout_cuda.h */
+    uint32_t s0, s1; /* NVFP4: scales x 2^119 of steps 0 and 2, 1 and 3; E8M0: of steps 0-1, 2-3, twice each */
+};
 
 /* `tile` in shared memory, unit 0 .. 7. */
 template <format_t F>
-__device__ __forceinline__ void weight_decode(uint32_t w[8], const char *tile, int unit, int lane)
+__device__ __forceinline__ void weight_load(struct raw<F> &r, const char *tile, int unit, int lane)
 {
-    const char *p = tile + unit * weight<F>::UNIT;
-    const char *scale = tile + weight<F>::DATA + (unit * 8 + lane / 4) * (weight<F>::GROUP ? 64 / (weight<F>::GROUP ? weight<F>::GROUP : 1) : 0);
-    if (F == FORMAT_BF16) {
-        *(uint4 *)&w[0] = *(const uint4 *)(p + lane * 16);
-        *(uint4 *)&w[4] = *(const uint4 *)(p + 512 + lane * 16);
-    } else if (weight<F>::BITS == 8) {
-        e4m3_pairs(w, *(const uint4 *)(p + lane * 16));
-        if (F == FORMAT_MXFP8) e8m0_scale(w, *(const uint16_t *)scale);
-    } else if (F == FORMAT_MXFP4) {
-        e2m1_pairs(w, *(const uint2 *)(p + lane * 8));
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            w[i] = mul_bf16x2(w[i], BF16X2_2P126);
-        e8m0_scale(w, *(const uint16_t *)scale);
+    typedef weight<F> W;
+    const char *p = tile + unit * W::UNIT;
+    const char *scale = tile + W::DATA + (unit * 8 + lane / 4) * (64 / (W::GROUP ? W::GROUP : 64));
+    if (W::BITS == 16) {
+        *(uint4 *)&r.q[0] = *(const uint4 *)(p + lane * 16);
+        *(uint4 *)&r.q[W::BITS / 4] = *(const uint4 *)(p + 512 + lane * 16);
+    } else if (W::BITS == 8) {
+        *(uint4 *)&r.q[0] = *(const uint4 *)(p + lane * 16);
     } else {
+        *(uint2 *)&r.q[0] = *(const uint2 *)(p + lane * 8);
+        r.x = select_bits(0x06030603u, r.q[0], r.q[1]);
+    }
+    if (F == FORMAT_NVFP4) {
         uint32_t s = *(const uint32_t *)scale;
-        e2m1_pairs(w, *(const uint2 *)(p + lane * 8));
-        /* E4M3 scales x 2^119: steps 0 and 2, steps 1 and 3 */
-        uint32_t s02 = mul_bf16x2(mul_bf16x2(s << 4 & 0x07F007F0u, BF16X2_2P127), BF16X2_2P112);
-        uint32_t s13 = mul_bf16x2(mul_bf16x2(s >> 4 & 0x07F007F0u, BF16X2_2P127), BF16X2_2P112);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            w[i] = mul_bf16x2(w[i], __byte_perm(i / 2 % 2 ? s13 : s02, 0, i < 4 ? 0x1010 : 0x3232));
+        r.s0 = mul_bf16x2(mul_bf16x2(s << 4 & 0x07F007F0u, BF16X2_2P127), BF16X2_2P112);
+        r.s1 = mul_bf16x2(mul_bf16x2(s >> 4 & 0x07F007F0u, BF16X2_2P127), BF16X2_2P112);
+    } else if (W::GROUP == 32) {
+        uint32_t s = *(const uint16_t *)scale;
+        r.s0 = (s & 0xff) * 0x00800080u;
+        r.s1 = (s >> 8) * 0x00800080u;
+    }
+}
+
+/* E2M1 pair i as BF16 x 2^-126: t(i) of layout_cuda.h. */
+__device__ __forceinline__ uint32_t e2m1_pair(const uint32_t q[2], uint32_t x, int i)
+{
+    const uint32_t m = 0x81C081C0u;
+    switch (i) {
+    case 0: return q[0] & m;
+    case 1: return q[0] << 4 & m;
+    case 2: return rotl(q[0], 10) & m;
+    case 3: return q[1] << 2 & m;
+    case 4: return q[1] << 6 & m;
+    case 5: return rotl(q[1], 12) & m;
+    case 6: return rotl(x, 8) & m;
+    default: return rotl(x, 14) & m;
+    }
+}
+
+/* The two pairs of k16 step `step` (0 .. 3, a constant). */
+template <format_t F>
+__device__ __forceinline__ void weight_step(uint32_t w[2], const struct raw<F> &r, int step)
+{
+    typedef weight<F> W;
+    if (W::BITS == 16) {
+        w[0] = r.q[2 * step % (W::BITS / 2)];
+        w[1] = r.q[(2 * step + 1) % (W::BITS / 2)];
+        return;
+    }
+    if (W::BITS == 8) {
+        uint32_t q = r.q[step % (W::BITS / 2)];
+        w[0] = mul_bf16x2((q << 8 & 0x80008000u) | (q << 4 & 0x07F007F0u), BF16X2_2P120);
+        w[1] = mul_bf16x2((q & 0x80008000u) | (q >> 4 & 0x07F007F0u), BF16X2_2P120);
+    } else {
+        w[0] = e2m1_pair(r.q, r.x, 2 * step);
+        w[1] = e2m1_pair(r.q, r.x, 2 * step + 1);
+    }
+    if (F == FORMAT_MXFP4) {
+        w[0] = mul_bf16x2(w[0], BF16X2_2P126);
+        w[1] = mul_bf16x2(w[1], BF16X2_2P126);
+    }
+    if (W::GROUP) {
+        uint32_t s = W::GROUP == 32 ? (step < 2 ? r.s0 : r.s1)
+                                    : __byte_perm(step % 2 ? r.s1 : r.s0, 0, step < 2 ? 0x1010 : 0x3232);
+        w[0] = mul_bf16x2(w[0], s);
+        w[1] = mul_bf16x2(w[1], s);
     }
 }
 
