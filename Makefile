@@ -2,7 +2,8 @@
 #
 #   make [SAN=address,undefined|thread] [CC=clang] [CUDA=0]   build
 #   make check                                                all tests of this machine
-#   make install PREFIX=/usr/local DESTDIR=                   program and man page
+#   make lib                                                  build/libmoult.so (include/moult_moe.h)
+#   make install PREFIX=/usr/local DESTDIR=                   program, library and header
 #
 # Each configuration has its own folder (build/, build/address,undefined/, ...), so that objects of
 # two never mix.  CUDA=0 is accepted and is all there is until the CUDA backend lands.
@@ -23,7 +24,7 @@ WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
            -Wwrite-strings -Wpointer-arith -Wformat=2 -Wdouble-promotion
 # -ffp-contract=off: the bits are ours to choose; every fused multiply-add is written as one.
 CFLAGS  ?= -O2 -g
-ALL_CF  := -std=c17 -D_GNU_SOURCE -Isrc -pthread -ffp-contract=off -fno-strict-aliasing $(WARN) $(WERROR) \
+ALL_CF  := -std=c17 -D_GNU_SOURCE -Isrc -Iinclude -pthread -ffp-contract=off -fno-strict-aliasing $(WARN) $(WERROR) \
            $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=undefined) \
            $(if $(REF),-DMOULT_REFERENCE_F32) $(PKG_CF) $(CFLAGS)
 LIBS    := $(PKG_LD) -lm -ldl -pthread
@@ -53,6 +54,20 @@ $(OUT)/obj/%.o: src/%.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) $(ISA) -MMD -MP -c -o $@ $<
 
+# The library: formats, kernels and the MoE operator, position-independent; only moult_* is exported.
+LIBMOE  := $(wildcard src/format/*.c src/backend/*.c src/backend/cpu/*.c) \
+           src/base/err.c src/base/mem.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c)
+PICOBJ  := $(LIBMOE:src/%.c=$(OUT)/pic/%.o)
+$(OUT)/pic/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
+$(OUT)/pic/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma
+$(OUT)/pic/backend/cpu/kernels_portable.o: ISA := $(if $(SAN),-fno-sanitize=all,-O2)
+$(OUT)/pic/%.o: src/%.c $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CF) $(ISA) -fPIC -fvisibility=hidden -MMD -MP -c -o $@ $<
+$(OUT)/libmoult.so: $(PICOBJ)
+	$(CC) $(ALL_CF) -shared -Wl,-soname,libmoult.so.1 $(if $(SAN),,-Wl,-z,defs) -o $@ $^ -lm -pthread
+lib: $(OUT)/libmoult.so
+
 $(OUT)/test/%: test/unit/%.c $(LIBOBJ) $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS) -lcmocka
@@ -71,17 +86,22 @@ TOOLS   := $(patsubst test/tools/%.c,$(OUT)/tools/%,$(sort $(wildcard test/tools
 tools: $(TOOLS)
 $(OUT)/tools/%: test/tools/%.c $(LIBOBJ) $(OUT)/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CF) -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS)
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS)
+
+# Documents written from tables of the source; a test compares them.
+docs: $(OUT)/tools/formatdoc
+	@mkdir -p docs
+	$< > docs/formats.md
 
 # Fuzzers: one per parser, built by clang with all the code under the sanitizers.
 FUZZERS := $(patsubst fuzz/%.c,build/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
 FUZZ_S  ?= 10
 FUZZ_SAN := fuzzer-no-link,address,undefined
 FUZZ_OBJ := $(filter-out %/cli/main.o,$(subst @,$(FUZZ_SAN),$(SRC:src/%.c=build/@/obj/%.o)))
-build/fuzz/%: fuzz/%.c $(filter-out src/cli/main.c,$(SRC))
+build/fuzz/%: fuzz/%.c $(wildcard fuzz/*.h) $(filter-out src/cli/main.c,$(SRC))
 	@$(MAKE) --no-print-directory CC=clang SAN=$(FUZZ_SAN) CFLAGS='-O1 -g' fuzz-lib
 	@mkdir -p $(@D)
-	clang -std=c17 -D_GNU_SOURCE -Isrc -pthread -g -O1 -fsanitize=fuzzer,address,undefined \
+	clang -std=c17 -D_GNU_SOURCE -Isrc -pthread -g -O1 $(WARN) -fsanitize=fuzzer,address,undefined \
 	    $(PKG_CF) -o $@ $< $(FUZZ_OBJ) $(LIBS)
 fuzz-lib: $(LIBOBJ)
 fuzz: $(FUZZERS)
@@ -108,11 +128,20 @@ check:
 	@tools/check
 check-quick: layers all tests unit
 
-install: $(OUT)/moult
+LIBDIR  ?= $(PREFIX)/lib
+install: $(OUT)/moult $(OUT)/libmoult.so
 	install -Dm755 $(OUT)/moult $(DESTDIR)$(PREFIX)/bin/moult
+	install -Dm755 $(OUT)/libmoult.so $(DESTDIR)$(LIBDIR)/libmoult.so.1
+	ln -sf libmoult.so.1 $(DESTDIR)$(LIBDIR)/libmoult.so
+	install -Dm644 include/moult_moe.h $(DESTDIR)$(PREFIX)/include/moult_moe.h
+	@mkdir -p $(DESTDIR)$(LIBDIR)/pkgconfig
+	printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$(LIBDIR)' 'includedir=$${prefix}/include' '' \
+	    'Name: moult' 'Description: routed mixture-of-experts layer' 'Version: 1' \
+	    'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lmoult' \
+	    > $(DESTDIR)$(LIBDIR)/pkgconfig/moult.pc
 
 clean:
 	rm -rf build
 
-.PHONY: all tests unit tools fuzz fuzz-lib layers bench check check-quick install clean FORCE
--include $(OBJ:.o=.d) $(TESTS:=.d) $(TOOLS:=.d)
+.PHONY: all lib tests unit tools docs fuzz fuzz-lib layers bench check check-quick install clean FORCE
+-include $(OBJ:.o=.d) $(PICOBJ:.o=.d) $(TESTS:=.d) $(TOOLS:=.d)

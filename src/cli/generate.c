@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "cli/commands.h"
 #include "cli/load.h"
+#include "cli/numerics.h"
 #include "cli/options.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,7 +13,8 @@
 #define PROMPT_BYTES ((size_t)64 << 20)
 
 struct args {
-    const char *model, *tokenizer_path, *prompt, *isa;
+    const char *model, *tokenizer_path, *prompt, *isa, *quantization, *moe_backend, *act_format;
+    struct numerics numerics; /* from the last two */
     int64_t max_new, seed, top_k, threads, context_length;
     double temperature, top_p, min_p;
     bool chat, ignore_eos;
@@ -43,8 +45,11 @@ static const struct opt generate_opts[] = {
      "tokens [the model's]", NULL},
     {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL,
      "compute threads [online CPUs]", NULL},
+    {"quantization", NULL, OPT_HONOURED, OPT_STRING, AT(quantization), NULL, 0, 0, NULL,
+     "format that BF16 projections get while they are loaded [as stored]", NULL},
     {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "portable|avx2|avx512",
      "kernels [the best]", NULL},
+    NUMERICS_OPTS,
 };
 static const struct opt_command generate_command = {
     "generate", "usage: moult generate --model DIR [--prompt TEXT] [flags]\n", generate_opts,
@@ -168,6 +173,10 @@ static err_t generate(struct loaded *l, const struct args *a, struct err *e)
     }
     struct wake w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
     struct request *r = request_new();
+    if (!r) {
+        ids_release(&ids);
+        return err_set(e, ERR_NOMEM, "out of memory");
+    }
     fill(r, a, l, &ids);
     r->notify = on_news;
     r->ctx = &w;
@@ -196,8 +205,11 @@ static err_t run(const struct args *a, struct err *e)
                              .chunk = 2048,
                              .threads = a->threads,
                              .isa = a->isa,
+                             .quantization = a->quantization,
+                             .numerics = a->numerics,
                              .weight_version = "default"};
     err_t rc = load_headers(&l, &o, e);
+    if (rc == OK) rc = numerics_check(&l, &o.numerics, e);
     if (rc == OK) rc = load_weights(&l, &o, e);
     if (rc == OK) rc = load_engine(&l, &o, e);
     if (rc == OK) rc = generate(&l, a, e);
@@ -219,6 +231,10 @@ int cmd_generate(int argc, char **argv)
         (void)err_set(&e, ERR_INPUT, "--model is required; see moult generate --help");
         got = OPTIONS_ERROR;
     }
+    if (got == OPTIONS_RUN && numerics_parse(&a.numerics, a.moe_backend, a.act_format, &text, &e) != OK)
+        got = OPTIONS_ERROR;
+    if (got == OPTIONS_RUN && text.len)
+        fprintf(stderr, "warning: accepted, without effect here:%s\n", text.data);
     buf_release(&text);
     if (got == OPTIONS_RUN && run(&a, &e) != OK) {
         fprintf(stderr, "moult generate: %s\n", e.msg);

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/load.h"
+#include "cli/numerics.h"
 #include "cli/serve_options.h"
 #include "server/server.h"
 #include <signal.h>
@@ -55,6 +56,8 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .chunk = a->chunk,
         .threads = a->threads,
         .isa = a->isa,
+        .quantization = a->quantization,
+        .numerics = a->numerics,
         .weight_version = a->weight_version,
         .no_prefix_cache = a->no_prefix_cache,
         .retract_every = a->retract_every,
@@ -96,6 +99,11 @@ static void tell_plan(const struct loaded *l)
              c->model_type, c->n_layers, c->n_experts, c->top_k, c->vocab_size, l->context_len);
     log_line(LOG_INFO, "%s", b.data ? b.data : "");
     buf_release(&b);
+    for (const char *at = l->formats.data; at && *at;) {
+        int n = (int)strcspn(at, "\n");
+        log_line(LOG_INFO, "%.*s", n, at);
+        at += n + (at[n] == '\n');
+    }
 }
 
 /* SIGTERM and SIGINT are taken by sigwait in the first thread alone; a gone client never kills. */
@@ -130,15 +138,25 @@ static void drain(struct engine *engine, double seconds, const sigset_t *set)
     }
 }
 
+static void tell_numerics(const struct loaded *l, const struct numerics *n)
+{
+    struct buf b = {0};
+    numerics_tell(l, n, &b);
+    log_line(LOG_INFO, "%s", b.data ? b.data : "");
+    buf_release(&b);
+}
+
 static err_t bring_up(struct start *s, struct loaded *l, const struct load_options *lo,
                       const struct serve_args *a, struct err *e)
 {
     err_t rc = load_headers(l, lo, e);
+    if (rc == OK) rc = numerics_check(l, &lo->numerics, e);
     if (rc != OK) return rc;
     tell_plan(l);
     rc = load_weights(l, lo, e);
     if (rc == OK) rc = load_engine(l, lo, e);
     if (rc != OK) return rc;
+    tell_numerics(l, &lo->numerics);
     struct server_options so = server_from(a, l);
     server_set_model(s->server, &so);
     server_ready(s->server, l->engine);
@@ -182,6 +200,7 @@ static int check(const struct serve_args *a, struct err *e)
     struct load_options lo = load_from(a, NULL);
     lo.progress = NULL;
     err_t rc = load_headers(&l, &lo, e);
+    if (rc == OK) rc = numerics_check(&l, &lo.numerics, e);
     if (rc == OK) {
         tell_plan(&l);
         log_line(LOG_INFO, "check passed: %s can be served", a->model);
@@ -214,6 +233,8 @@ int cmd_serve(int argc, char **argv)
         (void)err_set(&e, ERR_INPUT, "--model is required; see moult serve --help");
         got = OPTIONS_ERROR;
     }
+    if (got == OPTIONS_RUN && numerics_parse(&a.numerics, a.moe_backend, a.act_format, &text, &e) != OK)
+        got = OPTIONS_ERROR;
     if (got == OPTIONS_ERROR) {
         fprintf(stderr, "moult serve: %s\n", e.msg);
         buf_release(&text);

@@ -1,4 +1,5 @@
 #include "cli/serve_options.h"
+#include "cli/numerics.h"
 
 #define AT(field)      offsetof(struct serve_args, field)
 #define COUNT(a)       (sizeof(a) / sizeof(a)[0])
@@ -55,9 +56,12 @@ static const struct opt serve_opts[] = {
     {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL, "compute threads [online CPUs]", NULL},
     {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "auto|portable|avx2|avx512",
      "kernels [the best of this machine]", NULL},
+    {"quantization", NULL, OPT_HONOURED, OPT_STRING, AT(quantization), NULL, 0, 0, NULL,
+     "format that BF16 projections get while they are loaded: fp8-block, mxfp8, nvfp4, ... [as stored]", NULL},
     {"dtype", NULL, OPT_HONOURED, OPT_CHOICE, AT(dtype), "auto", 0, 0, "auto|bfloat16", "type of the weights", NULL},
     {"kv-cache-dtype", NULL, OPT_HONOURED, OPT_CHOICE, AT(kv_dtype), "auto", 0, 0, "auto|bf16|bfloat16",
      "type of the KV", NULL},
+    NUMERICS_OPTS,
     {"load-format", NULL, OPT_HONOURED, OPT_CHOICE, AT(load_format), "auto", 0, 0, "auto|safetensors",
      "form of the checkpoint", NULL},
     {"log-level", NULL, OPT_HONOURED, OPT_CHOICE, AT(log_level), "info", 0, 0,
@@ -72,7 +76,7 @@ static const struct opt serve_opts[] = {
      "accepted; it is always so", NULL},
     {"retract-every", NULL, OPT_HONOURED, OPT_INT, AT(retract_every), "0", 0, 1 << 30, NULL, NULL, NULL},
 
-    SPEED("moe-runner-backend"), SPEED("attention-backend"), SPEED("prefill-attention-backend"),
+    SPEED("attention-backend"), SPEED("prefill-attention-backend"),
     SPEED("decode-attention-backend"), SPEED("sampling-backend"), SPEED("fp8-gemm-backend"),
     SPEED("fp4-gemm-backend"), SPEED("bf16-gemm-backend"), SPEED("grammar-backend"),
     SPEED("max-prefill-tokens"), SPEED("schedule-policy"), SPEED("schedule-conservativeness"),
@@ -96,7 +100,6 @@ static const struct opt serve_opts[] = {
     NO("dist-init-addr", "nccl-init-addr", ONE_PROCESS, NULL),
     NO("moe-a2a-backend", NULL, ONE_PROCESS, "none"),
     NO_FLAG("enable-dp-attention", ONE_PROCESS),
-    NO("quantization", NULL, "weights are served as stored, in BF16", "unquant"),
     NO("lora-paths", NULL, NO_LORA, NULL), NO_FLAG("enable-lora", NO_LORA),
     NO("max-lora-rank", NULL, NO_LORA, NULL), NO("max-loras-per-batch", NULL, NO_LORA, NULL),
     NO("speculative-algorithm", NULL, NO_SPEC, NULL),

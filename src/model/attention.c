@@ -2,7 +2,7 @@
 #include <math.h>
 
 /* Norm, rotate (half-split), round: one head in place. */
-static void rotate(const struct model *m, float *x, const uint16_t *norm, int32_t pos)
+static void rotate(const struct cpu_model *m, float *x, const uint16_t *norm, int32_t pos)
 {
     int half = m->c.head_dim / 2;
     const float *cs = m->cos + (size_t)pos * (size_t)half,
@@ -18,7 +18,7 @@ static void rotate(const struct model *m, float *x, const uint16_t *norm, int32_
 static void prepare_token(void *arg, int i)
 {
     const struct slice *s = arg;
-    const struct model *m = s->m;
+    const struct cpu_model *m = s->m;
     const struct config *c = &m->c;
     const struct step *st = s->st;
     int32_t t = s->t0 + i, pos = st->pos[t], row = pos % KV_PAGE, hd = c->head_dim;
@@ -55,7 +55,7 @@ static int broken_chunk(const struct step *st, int32_t t)
 static void attend(void *arg, int i)
 {
     const struct slice *s = arg;
-    const struct model *m = s->m;
+    const struct cpu_model *m = s->m;
     const struct config *c = &m->c;
     int32_t n = i / c->n_kv_heads, kvh = i % c->n_kv_heads, t = s->t0 + n;
     int group = c->n_heads / c->n_kv_heads;
@@ -79,12 +79,14 @@ static void attend(void *arg, int i)
 
 void forward_attention(struct slice *s)
 {
-    struct model *m = s->m;
+    struct cpu_model *m = s->m;
     const struct config *c = &m->c;
     forward_norm(s, s->slots.in_norm);
-    forward_gemm(m, m->q, m->a, s->n, s->slots.q);
-    forward_gemm(m, m->k, m->a, s->n, s->slots.k);
-    forward_gemm(m, m->v, m->a, s->n, s->slots.v);
+    const size_t qkv[] = {s->slots.q, s->slots.k, s->slots.v};
+    struct inputs in = forward_inputs(m, m->a, NULL, s->n, (size_t)c->hidden_size, qkv, 3);
+    forward_multiply(m, m->q, &in, s->n, s->slots.q);
+    forward_multiply(m, m->k, &in, s->n, s->slots.k);
+    forward_multiply(m, m->v, &in, s->n, s->slots.v);
     pool_run(m->pool, prepare_token, s, s->n);
     pool_run(m->pool, attend, s, s->n * c->n_kv_heads);
     forward_gemm(m, m->y, m->o, s->n, s->slots.o);

@@ -24,6 +24,7 @@
 
 #include "base/err.h"
 #include "base/pool.h"
+#include "format/act.h"
 #include "model/config.h"
 #include "model/sample.h"
 #include "weight/store.h"
@@ -64,6 +65,15 @@ err_t model_new(struct model **out, const struct config *c, struct store *s, str
                 int32_t n_kv_pages, int32_t max_step_tokens, const char *isa,
                 struct err *e) MUST_USE;
 void model_free(struct model *m);
+/* How the layers compute; a new model has {ACT_BF16, false}.  `act`: what the inputs of quantized
+ * matrices are rounded to (format/act.h; BF16 matrices always read BF16).  `routed`: the experts'
+ * ids and weights go through the packed form of the routed operator: the same bits.  ERR_INPUT if
+ * ACT_NVFP4 lacks an input scale; to be checked again (model_check_inputs) when weights change. */
+err_t model_set_numerics(struct model *m, act_t act, bool routed, struct err *e) MUST_USE;
+err_t model_check_inputs(const struct model *m, struct err *e) MUST_USE;
+/* What engines of the formats' native devices round activations to, by the most frequent format of
+ * the quantized matrices: a name of format/act.h, or one that is not offered. */
+const char *model_recipe(const struct store *s);
 const char *model_isa(const struct model *m);
 
 size_t model_kv_page_bytes(const struct config *c); /* K and V of all layers, one page */
@@ -71,14 +81,15 @@ size_t model_kv_page_bytes(const struct config *c); /* K and V of all layers, on
 void model_kv_clear(struct model *m, int32_t page);
 
 void model_submit(struct model *m, const struct step *st);
-void model_collect(struct model *m, const struct step *st);
+/* ERR_NOMEM: this step failed, the model goes on.  Otherwise the device is lost, for good. */
+err_t model_collect(struct model *m, const struct step *st, struct err *e) MUST_USE;
 
 /* For tests: let attention's KV chunks start at the step's first token of a sequence instead of at
  * absolute positions, so that a test of invariance can show that it would notice. */
 void model_break_invariance(struct model *m);
 
 /* For tests: logits [n][vocab] f32 of the given step tokens, with the same arithmetic. */
-void model_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,
-                  float *logits);
+err_t model_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,
+                   float *logits, struct err *e) MUST_USE;
 
 #endif

@@ -3,7 +3,9 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include "cli/numerics.h"
 #include "cli/serve_options.h"
+#include <stdlib.h>
 #include <string.h>
 
 /* Parse up to eight words; the message lands in e. */
@@ -87,9 +89,68 @@ static void distance(void **state)
     assert_int_equal(options_distance("kitten", "sitting"), 3);
 }
 
+/* SGLang's runners by their meaning here; those of other hardware are named in the joint warning. */
+static void runners(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        bool routed, ignored;
+    } rows[] = {{"auto", 0, 0},   {"fused", 0, 0},     {"routed", 1, 0}, {"flashinfer_trtllm", 0, 0},
+                {"triton", 0, 1}, {"deep_gemm", 0, 1}, {"marlin", 0, 1}, {"flashinfer_trtllm_routed", 1, 0}};
+    struct serve_args a;
+    struct numerics n;
+    struct buf ig = {0};
+    struct err e = {0};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        buf_clear(&ig);
+        assert_int_equal(parse(&a, &ig, &e, "--model", "m", "--moe-runner-backend", rows[i].name),
+                         OPTIONS_RUN);
+        assert_int_equal(numerics_parse(&n, a.moe_backend, a.act_format, &ig, &e), OK);
+        assert_int_equal(n.routed, rows[i].routed);
+        assert_int_equal(n.act, ACT_BF16);
+        assert_int_equal(ig.len > 0, rows[i].ignored);
+        if (ig.len) assert_non_null(strstr(ig.data, rows[i].name));
+    }
+    assert_int_equal(numerics_parse(&n, "trtllm", NULL, &ig, &e), ERR_INPUT);
+    assert_non_null(strstr(e.msg, "\"trtllm\""));
+    buf_release(&ig);
+}
+
+static void activation_formats(void **state)
+{
+    (void)state;
+    static const char env[] = "SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION";
+    static const struct {
+        const char *name, *env;
+        act_t act;
+    } rows[] = {{NULL, NULL, ACT_BF16},
+                {"fp8_block", NULL, ACT_FP8_BLOCK},
+                {"mxfp8", NULL, ACT_MXFP8},
+                {"nvfp4", NULL, ACT_NVFP4},
+                {"nvfp4-per-token", NULL, ACT_NVFP4_PER_TOKEN},
+                {NULL, "1", ACT_NVFP4_PER_TOKEN},
+                {NULL, "0", ACT_BF16},
+                {"nvfp4", "1", ACT_NVFP4_PER_TOKEN},
+                {"bf16", "1", ACT_BF16}};
+    struct numerics n;
+    struct buf ig = {0};
+    struct err e = {0};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].env) setenv(env, rows[i].env, 1);
+        assert_int_equal(numerics_parse(&n, "auto", rows[i].name, &ig, &e), OK);
+        unsetenv(env);
+        assert_int_equal(n.act, rows[i].act);
+    }
+    assert_int_equal(numerics_parse(&n, "auto", "int8", &ig, &e), ERR_INPUT);
+    assert_non_null(strstr(e.msg, "fp8_block"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(runners),
+        cmocka_unit_test(activation_formats),
         cmocka_unit_test(honoured),
         cmocka_unit_test(ignored),
         cmocka_unit_test(refused),
