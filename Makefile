@@ -46,10 +46,6 @@ $(OUT)/obj/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
 $(OUT)/obj/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma
 endif
 
-# gcc 12 at -O3 miscompiles the portable GEMM tile (test_kernels: gemm_bits); at -O2 it is right.  With
-# sanitizers gcc takes minutes over its unrolled tiles: this one file goes without.
-$(OUT)/obj/backend/cpu/kernels_portable.o: ISA := $(if $(SAN),-fno-sanitize=all,-O2)
-
 $(OUT)/obj/%.o: src/%.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) $(ISA) -MMD -MP -c -o $@ $<
