@@ -169,7 +169,7 @@ static inline void tiny_dims(char out[96], const struct tiny_block *b, const str
 }
 
 /* One part of slots[x * halves + h] under `name`. */
-static inline void tiny_put(struct st_out *o, const struct tiny *t, const struct spell *s,
+static inline void tiny_put(struct st_draft *o, const struct tiny *t, const struct spell *s,
                             const char *name, const size_t *slots, size_t experts, size_t halves,
                             part_t part)
 {
@@ -215,7 +215,7 @@ static inline void tiny_put(struct st_out *o, const struct tiny *t, const struct
     mem_free(one);
 }
 
-static inline void tiny_put_scalars(struct st_out *o, const struct tiny *t, const struct spell *s,
+static inline void tiny_put_scalars(struct st_draft *o, const struct tiny *t, const struct spell *s,
                                     const char *name, const size_t *slots, size_t experts,
                                     size_t halves, bool input)
 {
@@ -232,7 +232,7 @@ static inline void tiny_put_scalars(struct st_out *o, const struct tiny *t, cons
     st_put(o, name, "F32", dims, x, n * sizeof *x);
 }
 
-static inline void tiny_module(struct st_out *o, const struct tiny *t, const struct spell *s,
+static inline void tiny_module(struct st_draft *o, const struct tiny *t, const struct spell *s,
                                const char *module, const size_t *slots, size_t experts, size_t halves)
 {
     char name[256];
@@ -254,7 +254,7 @@ static inline void tiny_module(struct st_out *o, const struct tiny *t, const str
     tiny_put_scalars(o, t, s, name, slots, experts, halves, true);
 }
 
-static inline void tiny_experts(struct st_out *o, const struct tiny *t, const struct spell *s,
+static inline void tiny_experts(struct st_draft *o, const struct tiny *t, const struct spell *s,
                                 int layer)
 {
     static const char *const proj[] = {"gate_proj", "up_proj", "down_proj"}, *const mix[] = {"w1", "w3", "w2"};
@@ -281,7 +281,7 @@ static inline void tiny_experts(struct st_out *o, const struct tiny *t, const st
     tiny_module(o, t, s, module, downs, TINY_EXPERTS, 1);
 }
 
-static inline void tiny_tensors(struct st_out *o, const struct tiny *t, const struct spell *s)
+static inline void tiny_tensors(struct st_draft *o, const struct tiny *t, const struct spell *s)
 {
     for (size_t i = 0; i < t->n; i++) {
         char module[192];
@@ -309,9 +309,9 @@ static inline void tiny_config(const struct tiny *t, const char *dir, const char
 
 /* `o` has what is to be changed, or is NULL. */
 static inline void tiny_write(const struct tiny *t, const char *dir, const struct spell *s,
-                              struct st_out *o)
+                              struct st_draft *o)
 {
-    struct st_out own = {0};
+    struct st_draft own = {0};
     if (o == NULL) o = &own;
     tiny_tensors(o, t, s);
     st_write(o, dir);

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-struct st_out {
+struct st_draft {
     struct buf header, data;
     const char *drop;     /* tensors whose name holds this are left out */
     const char *from, *to; /* a part of names that is replaced */
@@ -17,7 +17,7 @@ struct st_out {
 };
 
 /* `dims`: "[2, 3]". */
-static inline void st_put(struct st_out *w, const char *name, const char *dtype, const char *dims,
+static inline void st_put(struct st_draft *w, const char *name, const char *dtype, const char *dims,
                           const void *bytes, size_t n)
 {
     char as[600];
@@ -42,7 +42,7 @@ static inline void file_put(const char *dir, const char *name, const void *bytes
 }
 
 /* Writes DIR/m.safetensors and empties `w`. */
-static inline void st_write(struct st_out *w, const char *dir)
+static inline void st_write(struct st_draft *w, const char *dir)
 {
     struct buf all = {0};
     CHECK(w->header.len ? buf_putc(&w->header, '}') : buf_puts(&w->header, "{}"));

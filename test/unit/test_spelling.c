@@ -89,7 +89,7 @@ static void prefixes(void **state)
     for (size_t i = 0; i < sizeof to / sizeof to[0]; i++) {
         char dir[] = "/tmp/moult-s-XXXXXX";
         struct store *store;
-        struct st_out o = {.from = "model.", .to = to[i], .front = head[i]};
+        struct st_draft o = {.from = "model.", .to = to[i], .front = head[i]};
         assert_non_null(mkdtemp(dir));
         tiny_write(&t, dir, spell_of(FORMAT_MXFP8), &o);
         load(&store, dir, to[i]);
@@ -151,7 +151,7 @@ static void kv_scales(void **state)
     tiny_new(&m, FORMAT_BF16, 64, 128);
     for (size_t i = 0; i < sizeof t / sizeof t[0] + 1; i++) {
         char dir[] = "/tmp/moult-s-XXXXXX", name[128];
-        struct st_out o = {0};
+        struct st_draft o = {0};
         struct store *store;
         struct config c;
         struct err e = {0};
