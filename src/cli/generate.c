@@ -12,7 +12,7 @@
 #define PROMPT_BYTES ((size_t)64 << 20)
 
 struct args {
-    const char *model, *tokenizer_path, *prompt, *isa;
+    const char *model, *tokenizer_path, *prompt, *isa, *quantization;
     int64_t max_new, seed, top_k, threads, context_length;
     double temperature, top_p, min_p;
     bool chat, ignore_eos;
@@ -43,6 +43,8 @@ static const struct opt generate_opts[] = {
      "tokens [the model's]", NULL},
     {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL,
      "compute threads [online CPUs]", NULL},
+    {"quantization", NULL, OPT_HONOURED, OPT_STRING, AT(quantization), NULL, 0, 0, NULL,
+     "format that BF16 projections get while they are loaded [as stored]", NULL},
     {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "portable|avx2|avx512",
      "kernels [the best]", NULL},
 };
@@ -196,6 +198,7 @@ static err_t run(const struct args *a, struct err *e)
                              .chunk = 2048,
                              .threads = a->threads,
                              .isa = a->isa,
+                             .quantization = a->quantization,
                              .weight_version = "default"};
     err_t rc = load_headers(&l, &o, e);
     if (rc == OK) rc = load_weights(&l, &o, e);

@@ -196,22 +196,21 @@ static err_t find_companions(const struct spelling *s, struct found *f, const ch
 }
 
 /* The first spelling under which there is data; `module` becomes its name in the checkpoint. */
-static bool find_expert(const struct spelling *s, struct found *f, char module[NAME_BYTES])
+static bool find_expert(const struct spelling *s, struct found *f, char module[NAME_BYTES],
+                        const struct expert *x)
 {
-    struct expert x;
-    if (!parse_expert(&x, module)) return false;
     for (size_t i = 0; i < COUNT(arrangements); i++) {
         const struct arrangement *a = &arrangements[i];
-        if (!expert_module(module, a, &x, x.proj) || !find_data(s, f, module, a->fused)) continue;
+        if (!expert_module(module, a, x, x->proj) || !find_data(s, f, module, a->fused)) continue;
         f->arrangement = a->name;
         f->fused = a->fused;
         if (!a->fused) return true;
         char other[NAME_BYTES];
         struct found sibling = {0};
-        f->expert = x.index;
-        f->halves = x.proj == DOWN ? 1 : 2;
-        f->half = x.proj == UP;
-        if (expert_module(other, a, &x, x.proj == DOWN ? GATE : DOWN) &&
+        f->expert = x->index;
+        f->halves = x->proj == DOWN ? 1 : 2;
+        f->half = x->proj == UP;
+        if (expert_module(other, a, x, x->proj == DOWN ? GATE : DOWN) &&
             find_data(s, &sibling, other, true))
             f->sibling = sibling.part[PART_DATA];
         return true;
@@ -267,11 +266,15 @@ err_t spelling_find(struct spelling *s, struct spelled *out, const char *name, i
     size_t len = strlen(name), k = sizeof tail - 1;
     char module[NAME_BYTES];
     struct found f = {.halves = 1, .arrangement = ""};
-    CHECK(len > k && strcmp(name + len - k, tail) == 0);
-    if (!prefixed(module, s, name, len - k) ||
-        (!find_expert(s, &f, module) && !find_plain(s, &f, module)))
-        return err_set(e, ERR_NOTFOUND, "missing tensor: %s", name);
-    err_t rc = find_companions(s, &f, module, f.fused, e);
+    struct expert x;
+    bool bare = len <= k || strcmp(name + len - k, tail) != 0;
+    bool found = prefixed(module, s, name, bare ? len : len - k);
+    if (found && bare)
+        found = (f.part[PART_DATA] = get(s, module, "")) != NULL;
+    else if (found)
+        found = parse_expert(&x, module) ? find_expert(s, &f, module, &x) : find_plain(s, &f, module);
+    if (!found) return err_set(e, ERR_NOTFOUND, "missing tensor: %s", name);
+    err_t rc = bare ? OK : find_companions(s, &f, module, f.fused, e);
     struct spelled w = {.arrangement = f.arrangement};
     part_t absent = PART_COUNT;
     if (rc == OK) rc = shape_match(&w, &f, n_dims, rows, cols, &absent, e);

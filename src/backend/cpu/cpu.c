@@ -45,7 +45,7 @@ err_t cpu_ops_get(const struct backend_ops **out, const char *name, struct err *
 }
 
 /* A task is TASK_PANELS panels of at most TASK_ROWS rows. */
-enum { TASK_PANELS = 4, TASK_ROWS = 64 };
+enum { TASK_PANELS = 4, TASK_ROWS = GEMM_ROWS };
 
 struct gemm_loop {
     const struct backend_ops *ops;

@@ -1,5 +1,6 @@
 /* kernels_avx2.c - the kernels in AVX2 and FMA: 16 lanes are two registers. */
 #include "backend/cpu/cpu.h"
+#include "format/scalar.h"
 
 #if defined(__x86_64__) && !defined(MOULT_REFERENCE_F32)
 #include <immintrin.h>
@@ -92,19 +93,91 @@ OP V v_load_bf16(const uint16_t *p)
 {
     return (V){load8(p), load8(p + 8)};
 }
-OP void v_load_pair(const uint16_t *p, V *even, V *odd)
+/* From BF16 pairs of rows 0-7 and 8-15. */
+OP void widen_pairs(__m256i a, __m256i b, V *even, V *odd)
 {
-    __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)p);
-    __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(p + 16));
     __m256i high = _mm256_set1_epi32(-65536);
     even->a = _mm256_castsi256_ps(_mm256_slli_epi32(a, 16));
     even->b = _mm256_castsi256_ps(_mm256_slli_epi32(b, 16));
     odd->a = _mm256_castsi256_ps(_mm256_and_si256(a, high));
     odd->b = _mm256_castsi256_ps(_mm256_and_si256(b, high));
 }
+OP void v_load_pair(const uint16_t *p, V *even, V *odd)
+{
+    widen_pairs(_mm256_loadu_si256((const __m256i *)(const void *)p),
+                _mm256_loadu_si256((const __m256i *)(const void *)(p + 16)), even, odd);
+}
+
+/* ---- decoding: codes to BF16 by bytes, BF16 pairs to f32 ---- */
+
+/* Two 16-byte tables of the low and the high byte of BF16 values, in both halves. */
+#define TABLE(...) _mm256_broadcastsi128_si256(_mm_setr_epi8(__VA_ARGS__))
+
+/* From the low and the high bytes of BF16 values, in the places of a unit. */
+OP void widen_bytes(__m256i low, __m256i high, V *even, V *odd)
+{
+    __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
+    widen_pairs(a, b, even, odd);
+}
+
+OP void v_e2m1_quad(const uint8_t *p, V w[4])
+{
+    const __m256i low = TABLE(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64);
+    const __m256i high = TABLE(0, 63, 63, 63, 64, 64, 64, 64, -128, -65, -65, -65, -64, -64, -64, -64);
+    __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p), nibble = _mm256_set1_epi8(15);
+    __m256i i = _mm256_and_si256(x, nibble), j = _mm256_and_si256(_mm256_srli_epi16(x, 4), nibble);
+    widen_bytes(_mm256_shuffle_epi8(low, i), _mm256_shuffle_epi8(high, i), &w[0], &w[1]);
+    widen_bytes(_mm256_shuffle_epi8(low, j), _mm256_shuffle_epi8(high, j), &w[2], &w[3]);
+}
+
+/* BF16 of a normal E4M3 is its bits moved, and 120 added to the exponent.  For the subnormals 0 to 7
+ * tables hold what is to be added besides; codes from 16 index them with bit 7 set, which gives 0. */
+OP void v_e4m3_pair(const uint8_t *p, V *even, V *odd)
+{
+    const __m256i low = TABLE(0, -16, 96, -112, -64, -48, -32, -16, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m256i high = TABLE(-60, -2, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0);
+    __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p), zero = _mm256_setzero_si256();
+    __m256i i = _mm256_add_epi8(_mm256_and_si256(x, _mm256_set1_epi8(0x7f)), _mm256_set1_epi8(0x70));
+    __m256i l = _mm256_shuffle_epi8(low, i);
+    __m256i h = _mm256_add_epi8(_mm256_shuffle_epi8(high, i), _mm256_set1_epi8(0x3c));
+    __m256i keep = _mm256_set1_epi16((short)0x87f0);
+    __m256i a = _mm256_srai_epi16(_mm256_unpacklo_epi8(zero, x), 4);
+    __m256i b = _mm256_srai_epi16(_mm256_unpackhi_epi8(zero, x), 4);
+    a = _mm256_add_epi16(_mm256_and_si256(a, keep), _mm256_unpacklo_epi8(l, h));
+    b = _mm256_add_epi16(_mm256_and_si256(b, keep), _mm256_unpackhi_epi8(l, h));
+    widen_pairs(a, b, even, odd);
+}
+
+/* The value of a normal code and that of a subnormal one, 2^-6 * (1 + m / 8) - 2^-6: the smaller is
+ * right for both. */
+OP __m256 scale_e4m3(const uint8_t *p)
+{
+    __m256i m = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    __m256i x = _mm256_add_epi32(_mm256_slli_epi32(m, 20), _mm256_set1_epi32(120 << 23));
+    __m256i y = _mm256_add_epi32(x, _mm256_set1_epi32(1 << 23));
+    return _mm256_min_ps(_mm256_castsi256_ps(x),
+                         _mm256_sub_ps(_mm256_castsi256_ps(y), _mm256_set1_ps(0x1p-6f)));
+}
+OP V v_scale_e4m3(const uint8_t *p)
+{
+    return (V){scale_e4m3(p), scale_e4m3(p + 8)};
+}
+OP __m256 scale_e8m0(const uint8_t *p)
+{
+    __m256i m = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(m, 23));
+}
+OP V v_scale_e8m0(const uint8_t *p)
+{
+    return (V){scale_e8m0(p), scale_e8m0(p + 8)};
+}
+#define v_e2m1_quad  v_e2m1_quad
+#define v_e4m3_pair  v_e4m3_pair
+#define v_scale_e4m3 v_scale_e4m3
+#define v_scale_e8m0 v_scale_e8m0
 
 #define OPS_NAME  "avx2"
 #define OPS_TABLE cpu_ops_avx2
-#define GEMM_WIDE 1
+#define GEMM_MR   6
 #include "backend/cpu/kernels.inc"
 #endif

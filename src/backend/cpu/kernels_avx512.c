@@ -5,6 +5,7 @@
  * bits are the portable ones always.
  */
 #include "backend/cpu/cpu.h"
+#include "format/scalar.h"
 
 #if defined(__x86_64__) && !defined(MOULT_REFERENCE_F32)
 #include <immintrin.h>
@@ -49,15 +50,67 @@ OP V v_load_bf16(const uint16_t *p)
     __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
 }
-OP void v_load_pair(const uint16_t *p, V *even, V *odd)
+OP void widen_pairs(__m512i w, V *even, V *odd)
 {
-    __m512i w = _mm512_loadu_si512(p);
     *even = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
     *odd = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(-65536)));
 }
+OP void v_load_pair(const uint16_t *p, V *even, V *odd)
+{
+    widen_pairs(_mm512_loadu_si512(p), even, odd);
+}
+
+/* ---- decoding ---- */
+
+/* A unit's bytes with its rows in order. */
+OP __m256i unit_bytes(const uint8_t *p)
+{
+    return _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i *)(const void *)p), 0xd8);
+}
+OP void v_e2m1_quad(const uint8_t *p, V w[4])
+{
+    const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
+                                        -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    __m512i x = _mm512_cvtepu16_epi32(unit_bytes(p)); /* a row's nibbles: columns 0, 2, 1, 3 */
+    w[0] = _mm512_permutexvar_ps(x, value);
+    w[2] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), value);
+    w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 8), value);
+    w[3] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 12), value);
+}
+/* BF16 of a normal E4M3 is its bits moved, and 120 added to the exponent; of a subnormal, a table's. */
+OP void v_e4m3_pair(const uint8_t *p, V *even, V *odd)
+{
+    const __m512i subnormal = _mm512_broadcast_i32x4(
+        _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+    __m512i x = _mm512_cvtepu8_epi16(unit_bytes(p)), m = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
+    __m512i y = _mm512_add_epi16(_mm512_slli_epi16(m, 4), _mm512_set1_epi16(120 << 7));
+    __mmask32 small = _mm512_cmplt_epu16_mask(m, _mm512_set1_epi16(8));
+    y = _mm512_mask_permutexvar_epi16(y, small, m, subnormal);
+    __m512i sign = _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8);
+    widen_pairs(_mm512_or_si512(y, sign), even, odd);
+}
+/* As in kernels_avx2.c. */
+OP V v_scale_e4m3(const uint8_t *p)
+{
+    __m512i m = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m512i x = _mm512_add_epi32(_mm512_slli_epi32(m, 20), _mm512_set1_epi32(120 << 23));
+    __m512i y = _mm512_add_epi32(x, _mm512_set1_epi32(1 << 23));
+    return _mm512_min_ps(_mm512_castsi512_ps(x),
+                         _mm512_sub_ps(_mm512_castsi512_ps(y), _mm512_set1_ps(0x1p-6f)));
+}
+OP V v_scale_e8m0(const uint8_t *p)
+{
+    __m512i m = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(m, 23));
+}
+#define v_e2m1_quad  v_e2m1_quad
+#define v_e4m3_pair  v_e4m3_pair
+#define v_scale_e4m3 v_scale_e4m3
+#define v_scale_e8m0 v_scale_e8m0
 
 #define OPS_NAME  "avx512"
 #define OPS_TABLE cpu_ops_avx512
-#define GEMM_WIDE 4
+#define GEMM_MR   6
+#define GEMM_NP   4
 #include "backend/cpu/kernels.inc"
 #endif

@@ -3,6 +3,7 @@
  * hardware fmaf is slow but right.
  */
 #include "backend/cpu/cpu.h"
+#include "format/scalar.h"
 #include <math.h>
 
 typedef struct {
@@ -113,5 +114,4 @@ static inline void v_load_pair(const uint16_t *p, V *even, V *odd)
 
 #define OPS_NAME  "portable"
 #define OPS_TABLE cpu_ops_portable
-#define GEMM_WIDE 1
 #include "backend/cpu/kernels.inc"
