@@ -51,8 +51,7 @@ static scale_at_fn *const scale_at[] = {
 static size_t scale_row(const struct format_parts *p, size_t row)
 {
     const struct format *f = &formats[p->format];
-    return f->group_rows == 0 ? 0
-                              : row / f->group_rows * format_scale_cols(p->format, p->cols);
+    return f->group_rows == 0 ? 0 : row / f->group_rows * format_scale_cols(p->format, p->cols);
 }
 
 static const uint8_t *data_row(const struct format_parts *p, size_t row)

@@ -8,33 +8,45 @@
 #define FP8    (BIT(FP8_BLOCK) | BIT(FP8_TENSOR) | BIT(FP8_CHANNEL))
 #define MX     (BIT(MXFP8) | BIT(MXFP4))
 
-static float scale_f32(float s)
-{
-    return s;
-}
-
-static float scale_bf16(float s)
-{
-    return scalar_bf16(scalar_to_bf16(s));
-}
-
 const struct encode_rule encode_rules[ENCODE_RULES] = {
     {.name = "nearest", BIT(BF16), BIT(BF16), "nearest even"},
-    {.name = "amax", FP8, FP8, "scale = amax / 448", .scale = scale_f32},
-    {.name = "amax-bf16", BIT(FP8_BLOCK), 0, "the same, scale rounded to BF16 first",
-     .scale = scale_bf16},
-    {.name = "modelopt", BIT(NVFP4), BIT(NVFP4), "NVIDIA Model-Optimizer's NVFP4",
-     .tensor = tensor_modelopt, .group = group_modelopt},
-    {.name = "transformer-engine", BIT(NVFP4), 0, "Transformer Engine's; also FlashInfer's exact mode",
-     .tensor = tensor_te, .group = group_te},
-    {.name = "compressed-tensors", BIT(NVFP4), 0, "llm-compressor's",
-     .tensor = tensor_ct, .group = group_ct},
-    {.name = "4over6", BIT(NVFP4), 0, "group maximum at 4 or at 6, by the smaller square error",
-     .tensor = tensor_4over6, .group = group_4over6},
+    {.name = "amax", FP8, FP8, "scale = amax / 448"},
+    {.name = "amax-bf16",
+     BIT(FP8_BLOCK),
+     0,
+     "the same, scale rounded to BF16 first",
+     .bf16_scale = true},
+    {.name = "modelopt",
+     BIT(NVFP4),
+     BIT(NVFP4),
+     "NVIDIA Model-Optimizer's NVFP4",
+     .tensor = tensor_modelopt,
+     .group = group_modelopt},
+    {.name = "transformer-engine",
+     BIT(NVFP4),
+     0,
+     "Transformer Engine's; also FlashInfer's exact mode",
+     .tensor = tensor_te,
+     .group = group_te},
+    {.name = "compressed-tensors",
+     BIT(NVFP4),
+     0,
+     "llm-compressor's",
+     .tensor = tensor_ct,
+     .group = group_ct},
+    {.name = "4over6",
+     BIT(NVFP4),
+     0,
+     "group maximum at 4 or at 6, by the smaller square error",
+     .tensor = tensor_4over6,
+     .group = group_4over6},
     {.name = "round-up", MX, MX, "scale rounded up: never saturates", .group = group_round_up},
     {.name = "ocp-floor", MX, 0, "OCP Microscaling v1.0: scale rounded down", .group = group_floor},
     {.name = "even", MX, 0, "amax rounded to one mantissa bit, then down", .group = group_even},
-    {.name = "modelopt", BIT(MXFP4), 0, "Model-Optimizer's MXFP4: ties toward zero, zeros are -0",
+    {.name = "modelopt",
+     BIT(MXFP4),
+     0,
+     "Model-Optimizer's MXFP4: ties toward zero, zeros are -0",
      .group = group_mxfp4_modelopt},
 };
 
@@ -56,15 +68,21 @@ float encode_amax(float amax, const float *x, size_t n)
 void encode_init(struct encode *e, format_t f, const struct encode_rule *rule, size_t rows,
                  size_t cols, float amax)
 {
-    *e = (struct encode){.format = f, .rule = rule, .rows = rows, .cols = cols, .amax = amax,
-                         .tensor = 1.0f, .inverse = 1.0f};
+    *e = (struct encode){.format = f,
+                         .rule = rule,
+                         .rows = rows,
+                         .cols = cols,
+                         .amax = amax,
+                         .tensor = 1.0f,
+                         .inverse = 1.0f};
     if (formats[f].tensor) rule->tensor(e);
 }
 
 /* A scale of FP8: finite and not zero. */
 static float fp8_scale(const struct encode *e, float amax)
 {
-    float s = e->rule->scale(amax / E4M3_MAX);
+    float s = amax / E4M3_MAX;
+    if (e->rule->bf16_scale) s = scalar_bf16(scalar_to_bf16(s));
     return s == 0.0f ? 1.0f : s;
 }
 
@@ -128,7 +146,7 @@ void encode_rows(const struct encode *e, const float *x, size_t row0, size_t n, 
 {
     if (e->rule->group)
         grouped_rows(e, x, n, data, scale);
-    else if (e->rule->scale)
+    else if (formats[e->format].scale == SCALE_F32)
         fp8_rows(e, x, row0, n, data, scale);
     else
         bf16_rows(e, x, n, data);

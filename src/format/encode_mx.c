@@ -43,7 +43,8 @@ static void elements(elem_t elem, uint8_t scale, const float *x, size_t n, uint8
         codes[i] = to_code(elem, x[i] * inverse);
 }
 
-void group_round_up(const struct encode *e, const float *x, size_t n, uint8_t *codes, uint8_t *scale)
+void group_round_up(const struct encode *e, const float *x, size_t n, uint8_t *codes,
+                    uint8_t *scale)
 {
     elem_t elem = formats[e->format].elem;
     *scale = encode_e8m0_up(scalar_amax(0.0f, x, n) / elems[elem].max);

@@ -26,7 +26,8 @@ void tensor_modelopt(struct encode *e)
     e->inverse = least(1.0f / e->tensor, FLT_MAX);
 }
 
-void group_modelopt(const struct encode *e, const float *x, size_t n, uint8_t *codes, uint8_t *scale)
+void group_modelopt(const struct encode *e, const float *x, size_t n, uint8_t *codes,
+                    uint8_t *scale)
 {
     float s = scalar_amax(0.0f, x, n) / (E2M1_MAX * e->tensor);
     if (s == 0.0f) s = 1.0f;

@@ -12,7 +12,8 @@ encode_group_fn group_round_up, group_floor, group_even, group_mxfp4_modelopt;
 
 /* The E8M0 code of the least power of two >= x, as the hardware's conversion has it. */
 uint8_t encode_e8m0_up(float x);
-/* One NVFP4 group relative to the encode scale g, Transformer Engine's arithmetic; returns its scale. */
+/* One NVFP4 group relative to the encode scale g, Transformer Engine's arithmetic; returns its
+ * scale. */
 uint8_t encode_te_group(const float *x, size_t n, float g, uint8_t *codes);
 
 #endif

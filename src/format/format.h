@@ -96,10 +96,10 @@ struct format_parts {
  * rounding. */
 void format_decode_row(float *out, const struct format_parts *p, size_t row);
 
-/* First scale that a GEMM may not use: NaN or negative E4M3 (also -0), E8M0 outside 2^-117 .. 2^119,
- * f32 NaN, infinite or negative (a zero and subnormals are fine: products are exact or zero).  false:
- * `at` is its index in the part.  E8M0 code 0 passes: encoders give it to a block of zeros, and
- * format_check_zero_blocks makes sure that it is one. */
+/* First scale that a GEMM may not use: NaN or negative E4M3 (also -0), E8M0 outside 2^-117 ..
+ * 2^119, f32 NaN, infinite or negative (a zero and subnormals are fine: products are exact or
+ * zero).  false: `at` is its index in the part.  E8M0 code 0 passes: encoders give it to a block of
+ * zeros, and format_check_zero_blocks makes sure that it is one. */
 bool format_check_scales(format_t f, const void *scale, size_t n, size_t *at);
 bool format_check_tensor_scale(float tensor);
 /* First E4M3 NaN or BF16 NaN or infinity of n elements (4-bit codes are always finite).  false:

@@ -71,7 +71,7 @@ static inline uint8_t scalar_to_e4m3(float x)
     /* Below 2^-6 the codes count steps of 2^-9: adding 2^23 rounds to a whole number of them. */
     uint32_t small = scalar_bits(scalar_float(a) * 512.0f + 0x1p23f) - 0x4b000000u;
     uint32_t code = ((a + 0x7ffffu + (a >> 20 & 1u)) >> 20) - (120u << 3);
-    code = a < 0x3c800000u ? small : code; /* 2^-6 */
+    code = a < 0x3c800000u ? small : code;  /* 2^-6 */
     code = a >= 0x43e00000u ? 0x7eu : code; /* 448 */
     code = a > 0x7f800000u ? 0x7fu : code;
     return (uint8_t)(code | sign);

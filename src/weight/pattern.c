@@ -199,3 +199,14 @@ bool patterns_match(const struct patterns *p, const char *module, const char *st
     }
     return false;
 }
+
+bool patterns_match_one(const struct patterns *p, size_t i, const char *module, const char *stored)
+{
+    struct patterns one = {.v = &p->v[i], .n = 1, .cap = 1};
+    return patterns_match(&one, module, stored);
+}
+
+const char *patterns_text(const struct patterns *p, size_t i)
+{
+    return p->v[i].text;
+}

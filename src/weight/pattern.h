@@ -39,6 +39,9 @@ struct patterns {
 err_t patterns_add(struct patterns *p, syntax_t syntax, const char *text, struct err *e) MUST_USE;
 /* `stored`: the module's name in the checkpoint if that is another one, or NULL. */
 bool patterns_match(const struct patterns *p, const char *module, const char *stored);
+/* One of the list, [0, n). */
+bool patterns_match_one(const struct patterns *p, size_t i, const char *module, const char *stored);
+const char *patterns_text(const struct patterns *p, size_t i);
 void patterns_free(struct patterns *p);
 
 #endif

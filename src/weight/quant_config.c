@@ -2,7 +2,6 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "weight/pattern.h"
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
@@ -383,6 +382,11 @@ err_t quant_config_check(const struct quant_config *q, const char *module, const
                        excluded ? "excludes it" : "has ", excluded ? "" : b.len ? b.data : "bf16");
     buf_release(&b);
     return rc;
+}
+
+const struct patterns *quant_config_excluded(const struct quant_config *q)
+{
+    return q ? &q->excluded : NULL;
 }
 
 const char *quant_config_about(const struct quant_config *q)

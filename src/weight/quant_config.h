@@ -24,6 +24,7 @@
 
 #include "base/err.h"
 #include "format/format.h"
+#include "weight/pattern.h"
 
 struct quant_config;
 
@@ -37,6 +38,8 @@ void quant_config_free(struct quant_config *q); /* NULL is fine */
  * checkpoint's; q may be NULL. */
 err_t quant_config_check(const struct quant_config *q, const char *module, const char *stored,
                          format_t format, struct err *e) MUST_USE;
+/* The modules that it leaves unquantized; NULL for NULL. */
+const struct patterns *quant_config_excluded(const struct quant_config *q);
 /* "modelopt NVFP4"; "none" for NULL. */
 const char *quant_config_about(const struct quant_config *q);
 

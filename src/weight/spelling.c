@@ -324,17 +324,21 @@ static bool ignored(const struct spelling *s, const char *name, bool tied)
            strncmp(name + p, head, sizeof head - 1) == 0;
 }
 
+bool spelling_is_rest(const struct spelling *s, size_t i, bool tied)
+{
+    const struct st_tensor *t = s->checkpoint->entries[i].tensor;
+    if (s->used[i] >= t->bytes && (s->used[i] || t->bytes == 0)) return false;
+    return s->used[i] || !ignored(s, t->name, tied);
+}
+
 err_t spelling_rest(const struct spelling *s, bool tied, struct err *e)
 {
     for (size_t i = 0; i < s->checkpoint->n_tensors; i++) {
         const struct checkpoint_entry *t = &s->checkpoint->entries[i];
-        if (s->used[i] >= t->tensor->bytes && (s->used[i] || t->tensor->bytes == 0)) continue;
-        if (s->used[i])
-            return err_set(e, ERR_INPUT, "tensor %s: holds more than the model's experts (in %s)",
-                           t->tensor->name, t->file->path);
-        if (!ignored(s, t->tensor->name, tied))
-            return err_set(e, ERR_INPUT, "tensor %s: unknown to the model (in %s)", t->tensor->name,
-                           t->file->path);
+        if (!spelling_is_rest(s, i, tied)) continue;
+        return err_set(e, ERR_INPUT, "tensor %s: %s (in %s)", t->tensor->name,
+                       s->used[i] ? "holds more than the model's experts" : "unknown to the model",
+                       t->file->path);
     }
     return OK;
 }

@@ -71,5 +71,7 @@ err_t spelling_find_kv(struct spelling *s, struct source kv[2], const char *modu
 /* ERR_INPUT naming the first tensor that no find has used and that means something (rotary tables
  * do not, nor does the head where `tied`). */
 err_t spelling_rest(const struct spelling *s, bool tied, struct err *e) MUST_USE;
+/* Is entry i of the checkpoint such a tensor?  If some of it was used: it holds too much. */
+bool spelling_is_rest(const struct spelling *s, size_t i, bool tied);
 
 #endif

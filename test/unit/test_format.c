@@ -1,10 +1,14 @@
 /* test_format.c - codecs and sizes of every format, exhaustively, against double arithmetic. */
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
+
 #include <cmocka.h>
+
+#include "base/file.h"
 #include "format/format.h"
+#include "format_doc.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +17,7 @@ static double e4m3_value(int code)
 {
     int e = code >> 3 & 15, m = code & 7;
     double v = e ? ldexp(1.0 + m / 8.0, e - 7) : ldexp(m / 8.0, -6);
-    if ((code & 127) == 127) return NAN;
+    if ((code & 127) == 127) return (double)NAN;
     return code & 128 ? -v : v;
 }
 
@@ -203,7 +207,7 @@ static void fp8_products(void **state)
     struct format_parts p = {FORMAT_FP8_TENSOR, 1, 256, data, &s, 1.0f};
     format_decode_row(row, &p, 0);
     for (int i = 0; i < 256; i++)
-        if (!same(row[i], (float)(e4m3_value(i) * (double)s))) fail_msg("fp8 code %d", i);
+        if (!same(row[i], (double)(float)(e4m3_value(i) * (double)s))) fail_msg("fp8 code %d", i);
 }
 
 /* Which scale belongs to which element, at partial groups: scales are powers of two that name
@@ -219,7 +223,8 @@ static void groups_at_edges(void **state)
     static const struct {
         format_t f;
         size_t gr, gc, per_row;
-    } t[] = {{FORMAT_FP8_BLOCK, 128, 128, 3}, {FORMAT_FP8_CHANNEL, 1, 261, 1},
+    } t[] = {{FORMAT_FP8_BLOCK, 128, 128, 3},
+             {FORMAT_FP8_CHANNEL, 1, 261, 1},
              {FORMAT_FP8_TENSOR, 131, 261, 0}};
     for (size_t k = 0; k < 3; k++) {
         struct format_parts p = {t[k].f, 131, 261, data, scale, 1.0f};
@@ -280,12 +285,27 @@ static void checks(void **state)
     assert_false(format_check_zero_blocks(&q, 0, 1, &at));
 }
 
+static void document(void **state)
+{
+    (void)state;
+    struct buf want = {0}, got = {0};
+    struct err e = {0};
+    format_doc(&want);
+    assert_false(want.failed);
+    if (file_read(&got, "docs/formats.md", 1 << 20, &e) != OK) fail_msg("%s", e.msg);
+    if (strcmp(got.data, want.data) != 0) fail_msg("docs/formats.md is old: run make docs");
+    buf_release(&want);
+    buf_release(&got);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scalars_decode), cmocka_unit_test(scalars_encode), cmocka_unit_test(names),
-        cmocka_unit_test(sizes),          cmocka_unit_test(fp4_products),   cmocka_unit_test(fp8_products),
+        cmocka_unit_test(scalars_decode),  cmocka_unit_test(scalars_encode),
+        cmocka_unit_test(names),           cmocka_unit_test(sizes),
+        cmocka_unit_test(fp4_products),    cmocka_unit_test(fp8_products),
         cmocka_unit_test(groups_at_edges), cmocka_unit_test(checks),
+        cmocka_unit_test(document),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
