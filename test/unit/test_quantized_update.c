@@ -216,6 +216,23 @@ static void encode_refuses(void **state)
     tiny_free(&t);
 }
 
+/* A start with --quantization would serve a partly quantized checkpoint as it is; so an update may
+ * not encode the part that is left in BF16. */
+static void encode_not_partly(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    need(folders[2]);
+    struct store *s = must(FINAL, FORMAT_MXFP8), *fresh = must(folders[2], FORMAT_MXFP8);
+    uint64_t h = store_hash(s);
+    assert_int_equal(store_spec(fresh, store_slots(fresh) - 1)->shape.format, FORMAT_BF16);
+    assert_int_equal(update_from(s, folders[2], 2, &e), ERR_STATE);
+    assert_string_equal(e.msg, "model.layers.2.self_attn.q_proj: mxfp8 -> bf16");
+    assert_true(store_hash(s) == h);
+    store_free(s);
+    store_free(fresh);
+}
+
 static void survives_faults(void **state)
 {
     (void)state;
@@ -253,7 +270,7 @@ int main(void)
         cmocka_unit_test(in_place_equals_fresh),  cmocka_unit_test(format_changes),
         cmocka_unit_test(resident_bytes),         cmocka_unit_test(encode_equals_quantize),
         cmocka_unit_test(encode_every_spelling),  cmocka_unit_test(encode_refuses),
-        cmocka_unit_test(survives_faults),
+        cmocka_unit_test(encode_not_partly),      cmocka_unit_test(survives_faults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
