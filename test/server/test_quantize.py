@@ -235,6 +235,9 @@ def test_errors_leave_nothing():
         os.mkdir(f("there"))
         poisoned(f("nan"), "model.layers.1.mlp.experts.4.up_proj.weight", 0x7FC0)
         poisoned(f("huge"), "model.layers.2.self_attn.k_proj.weight", 0x7F7F)
+        shutil.copytree(FINAL, f("tied"))
+        c = json.load(open(f("tied/config.json")))
+        json.dump(dict(c, tie_word_embeddings=True), open(f("tied/config.json"), "w"))
         before = sorted(os.listdir(f.dir))
         mxfp8 = ("--format", "mxfp8")
         for args, says in (
@@ -247,6 +250,7 @@ def test_errors_leave_nothing():
                 ((FINAL, f("x"), *mxfp8, "--rule", "amax"), ("amax", "round-up")),
                 ((FINAL, f("x"), *mxfp8, "--exclude", "layers.7"), ("layers.7", "--exclude")),
                 ((FINAL, f("x"), *mxfp8, "--bf16-last-n", "3"), ("nothing is left",)),
+                ((f("tied"), f("x"), *mxfp8, "--lm-head"), ("--lm-head", "tie_word_embeddings")),
                 ((f("nan"), f("x"), *mxfp8), ("model.layers.1.mlp.experts.4.up_proj", "row 2", "not finite")),
                 ((f("nan"), f("x"), "--format", "nvfp4"), ("model.layers.1.mlp.experts.4.up_proj", "not finite")),
                 ((f("huge"), f("x"), *mxfp8), ("model.layers.2.self_attn.k_proj", "mxfp8"))):
