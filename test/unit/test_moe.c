@@ -118,7 +118,7 @@ static void shapes(void **state)
         {160, 200, 12, 3, 7, 2}, {130, 34, 8, 2, 3, 0},   {2880, 64, 4, 2, 2, 0},
         {64, 2880, 4, 1, 2, 0},  {384, 128, 8, 8, 37, 1}, {96, 144, 8, 1, 70, 1},
     };
-    for (int f = 0; f < 1; f++)
+    for (int f = 0; f < FORMAT_COUNT; f++)
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
             struct moe_rig g;
             rig_new(&g, (format_t)f, cases[i].hidden, cases[i].inner, cases[i].experts);
@@ -294,7 +294,7 @@ static void invariance(void **state)
 {
     (void)state;
     static const char *const isas[] = {"portable", "avx2", "avx512"};
-    for (int f = 0; f < 1; f++) {
+    for (int f = 0; f < FORMAT_COUNT; f++) {
         struct moe_rig g;
         rig_new(&g, (format_t)f, 160, 80, 8);
         enum { N = 70, K = 2 };
