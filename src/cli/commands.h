@@ -6,6 +6,8 @@
 
 int cmd_serve(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
+int cmd_inspect(int argc, char **argv);
+int cmd_quantize(int argc, char **argv);
 int cmd_bench_gsm8k(int argc, char **argv);
 
 #endif

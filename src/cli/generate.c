@@ -13,7 +13,7 @@
 #define PROMPT_BYTES ((size_t)64 << 20)
 
 struct args {
-    const char *model, *tokenizer_path, *prompt, *isa, *moe_backend, *act_format;
+    const char *model, *tokenizer_path, *prompt, *isa, *quantization, *moe_backend, *act_format;
     struct numerics numerics; /* from the last two */
     int64_t max_new, seed, top_k, threads, context_length;
     double temperature, top_p, min_p;
@@ -45,6 +45,8 @@ static const struct opt generate_opts[] = {
      "tokens [the model's]", NULL},
     {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL,
      "compute threads [online CPUs]", NULL},
+    {"quantization", NULL, OPT_HONOURED, OPT_STRING, AT(quantization), NULL, 0, 0, NULL,
+     "format that BF16 projections get while they are loaded [as stored]", NULL},
     {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "portable|avx2|avx512",
      "kernels [the best]", NULL},
     NUMERICS_OPTS,
@@ -200,6 +202,7 @@ static err_t run(const struct args *a, struct err *e)
                              .threads = a->threads,
                              .isa = a->isa,
                              .numerics = a->numerics,
+                             .quantization = a->quantization,
                              .weight_version = "default"};
     err_t rc = load_headers(&l, &o, e);
     if (rc == OK) rc = numerics_check(&l, &o.numerics, e);

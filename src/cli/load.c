@@ -1,7 +1,8 @@
 #include "cli/load.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "weight/checkpoint.h"
+#include "cli/formats.h"
+#include "weight/plan.h"
 #include "weight/update.h"
 #include <inttypes.h>
 #include <pthread.h>
@@ -57,6 +58,47 @@ static size_t min_size(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+#define BIT(f)  (1u << (f))
+#define FP8     (BIT(FORMAT_FP8_BLOCK) | BIT(FORMAT_FP8_TENSOR) | BIT(FORMAT_FP8_CHANNEL))
+#define ANY     (BIT(FORMAT_COUNT) - 1)
+
+/* SGLang's words. */
+static const struct {
+    const char *name;
+    format_t format;
+    unsigned accept;
+} quantizations[] = {
+    {"unquant", FORMAT_BF16, ANY},
+    {"fp8", FORMAT_FP8_BLOCK, FP8},
+    {"modelopt", FORMAT_BF16, ANY},
+    {"modelopt_fp8", FORMAT_FP8_TENSOR, FP8},
+    {"modelopt_fp4", FORMAT_NVFP4, BIT(FORMAT_NVFP4)},
+    {"compressed-tensors", FORMAT_BF16, ANY},
+};
+
+err_t load_quantization(format_t *format, unsigned *accept, const char *name, struct err *e)
+{
+    format_t f = format_find(name);
+    unsigned bits = f == FORMAT_COUNT ? 0 : BIT(f);
+    for (size_t i = 0; f == FORMAT_COUNT && i < sizeof quantizations / sizeof quantizations[0]; i++) {
+        if (strcmp(name, quantizations[i].name) != 0) continue;
+        f = quantizations[i].format;
+        bits = quantizations[i].accept;
+    }
+    if (f != FORMAT_COUNT) {
+        *format = f;
+        *accept = bits;
+        return OK;
+    }
+    struct buf b = {0};
+    for (int i = 0; i < FORMAT_COUNT; i++)
+        buf_printf(&b, "%s%s", i ? ", " : "", formats[i].name);
+    err_t rc = err_set(e, ERR_INPUT, "--quantization: \"%.60s\" is not one of %s", name,
+                       b.data ? b.data : "");
+    buf_release(&b);
+    return rc;
+}
+
 /* KV pages: as told in tokens, else what the memory rule gives. */
 static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err *e)
 {
@@ -109,25 +151,39 @@ static err_t load_text(struct loaded *l, const struct load_options *o, struct er
     return OK;
 }
 
+/* Which slots there are and in which formats: as the checkpoint has them, or as they will be
+ * encoded.  A missing, broken or contradictory file is named here, before anything is allocated. */
+static err_t plan_weights(struct loaded *l, const struct load_options *o, struct slot_spec *specs,
+                          size_t n, struct err *e)
+{
+    struct plan p;
+    format_t to = FORMAT_BF16;
+    unsigned accept = 0;
+    err_t rc = o->quantization ? load_quantization(&to, &accept, o->quantization, e) : OK;
+    if (rc == OK) rc = plan_open(&p, l->dir, specs, n, e);
+    if (rc != OK) return rc;
+    rc = plan_formats(&p, specs, e);
+    if (rc == OK && o->quantization) {
+        rc = plan_encode(&p, specs, to, accept, e);
+        if (rc != OK) rc = err_wrap(e, rc, "--quantization %s", o->quantization);
+    }
+    l->stored_bytes = p.bytes;
+    if (rc == OK) formats_report(&l->formats, specs, n, p.config);
+    plan_close(&p);
+    return rc;
+}
+
 /* The store has all sizes; nothing is read into it yet. */
-static err_t make_store(struct loaded *l, struct err *e)
+static err_t make_store(struct loaded *l, const struct load_options *o, struct err *e)
 {
     struct slot_spec *specs = NULL;
     size_t n = 0;
     err_t rc = model_specs(&l->config, &specs, &n, e);
     if (rc != OK) return rc;
-    rc = store_new(&l->store, specs, n, memory_host, e);
+    rc = plan_weights(l, o, specs, n, e);
+    if (rc == OK) rc = store_new(&l->store, specs, n, memory_host, e);
     mem_free(specs);
     if (rc == OK) l->weight_bytes = store_bytes(l->store);
-    return rc;
-}
-
-/* Opens the files' headers, so that a missing or broken file is named before anything starts. */
-static err_t check_files(const struct loaded *l, struct err *e)
-{
-    struct checkpoint c = {0};
-    err_t rc = checkpoint_open(&c, l->dir, e);
-    if (rc == OK) checkpoint_close(&c);
     return rc;
 }
 
@@ -136,7 +192,7 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     if (o->progress) o->progress(o->ctx, 0, "reading config and tokenizer");
     err_t rc = checkpoint_find(&l->dir, o->model, e);
     if (rc == OK) rc = config_load(&l->config, l->dir, e);
-    if (rc == OK) rc = check_files(l, e);
+    if (rc == OK) rc = make_store(l, o, e);
     if (rc == OK) rc = load_text(l, o, e);
     if (rc != OK) return rc;
     if (o->context_len > l->config.max_positions)
@@ -150,8 +206,7 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     int64_t step = o->chunk > 0 ? o->chunk : STEP_TOKENS_MAX;
     if (step < o->max_running) step = o->max_running; /* every running request decodes in one step */
     l->max_step_tokens = (int32_t)step;
-    rc = make_store(l, e);
-    return rc == OK ? plan_kv(l, o, e) : rc;
+    return plan_kv(l, o, e);
 }
 
 /* A second thread tells how far the first has read. */
@@ -247,9 +302,12 @@ void load_plan(const struct loaded *l, struct buf *out)
 {
     double kv = (double)l->n_pages * (double)l->page_bytes;
     (void)buf_printf(out,
-                     "memory: weights %.1f MB (twice that while an update is staged), KV %.1f MB = "
+                     "memory: weights %.1f MB, %.3f of the %.1f MB stored (twice that while an update "
+                     "is staged), KV %.1f MB = "
                      "%" PRId64 " tokens in pages of %d; %.1f GB available",
-                     (double)l->weight_bytes * 1e-6, kv * 1e-6, (int64_t)l->n_pages * KV_PAGE,
+                     (double)l->weight_bytes * 1e-6,
+                     (double)l->weight_bytes / (double)(l->stored_bytes ? l->stored_bytes : 1),
+                     (double)l->stored_bytes * 1e-6, kv * 1e-6, (int64_t)l->n_pages * KV_PAGE,
                      KV_PAGE, (double)l->available * 1e-9);
 }
 
@@ -258,6 +316,7 @@ void load_release(struct loaded *l)
     if (l->model) model_free(l->model);
     if (l->pool) pool_free(l->pool);
     if (l->store) store_free(l->store);
+    buf_release(&l->formats);
     textconf_release(&l->text);
     if (l->tokenizer) tokenizer_free(l->tokenizer);
     mem_free(l->dir);

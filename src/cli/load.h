@@ -35,6 +35,7 @@ struct load_options {
     int64_t threads;                    /* 0: online CPUs */
     const char *isa;                    /* NULL: the best */
     struct numerics numerics;
+    const char *quantization;           /* NULL: as stored; see load_quantization */
     const char *weight_version;
     bool no_prefix_cache;
     int64_t retract_every;
@@ -51,6 +52,8 @@ struct loaded {
     int32_t bos_id, context_len;
     /* memory plan, in bytes */
     size_t weight_bytes, page_bytes;
+    uint64_t stored_bytes; /* of the weights' parts in the checkpoint */
+    struct buf formats;    /* lines: which modules have which format */
     int32_t n_pages, max_step_tokens;
     int n_threads;
     size_t available; /* when planned */
@@ -66,6 +69,11 @@ err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e
 err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e) MUST_USE;
 /* "weights 14.1 MB, KV 1.2 GB (...)" */
 void load_plan(const struct loaded *l, struct buf *out);
+/* --quantization: a format's name, or SGLang's word for a format or method.  `format` is what a BF16
+ * checkpoint is encoded to while it is loaded (FORMAT_BF16: nothing is), `accept` the formats (bits
+ * 1 << format_t) of a quantized one that is served as it is. */
+err_t load_quantization(format_t *format, unsigned *accept, const char *name,
+                        struct err *e) MUST_USE;
 void load_release(struct loaded *l); /* the engine must have been stopped */
 
 #endif

@@ -34,6 +34,8 @@ static int cmd_help(int argc, char **argv);
 static const struct command commands[] = {
     {"serve", cmd_serve, "serve a model over HTTP (SGLang's and OpenAI's routes)"},
     {"generate", cmd_generate, "generate from a prompt in this process"},
+    {"quantize", cmd_quantize, "write a model in another weight format"},
+    {"inspect", cmd_inspect, "say what a model folder holds and what is odd about it"},
     {"bench", cmd_bench, "measure a running server"},
     {"version", cmd_version, "print the version"},
     {"help", cmd_help, "print this"},

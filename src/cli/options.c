@@ -18,7 +18,8 @@ int options_distance(const char *a, const char *b)
 {
     int rows[3][NAME_MAX_BYTES + 1];
     size_t na = strnlen(a, NAME_MAX_BYTES), nb = strnlen(b, NAME_MAX_BYTES);
-    for (size_t j = 0; j <= nb; j++) rows[0][j] = (int)j;
+    for (size_t j = 0; j <= nb; j++)
+        rows[0][j] = (int)j;
     for (size_t i = 1; i <= na; i++) {
         int *cur = rows[i % 3], *up = rows[(i + 2) % 3], *up2 = rows[(i + 1) % 3];
         cur[0] = (int)i;
@@ -101,6 +102,15 @@ static err_t store_number(const struct opt *o, const char *text, char *to, struc
     return rc;
 }
 
+static err_t store_more(const struct opt *o, const char *text, struct opt_strings *to,
+                        struct err *e)
+{
+    if (to->n == OPT_STRINGS_MAX)
+        return err_set(e, ERR_TOOBIG, "--%s: given more than %d times", o->name, OPT_STRINGS_MAX);
+    to->v[to->n++] = text;
+    return OK;
+}
+
 static err_t store_value(const struct opt *o, const char *text, void *into, struct err *e)
 {
     char *to = (char *)into + o->offset;
@@ -119,6 +129,7 @@ static err_t store_value(const struct opt *o, const char *text, void *into, stru
         memcpy(to, &text, sizeof text);
         return OK;
     case OPT_STRING: memcpy(to, &text, sizeof text); return OK;
+    case OPT_STRINGS: return store_more(o, text, (struct opt_strings *)(void *)to, e);
     }
     return OK;
 }
@@ -201,7 +212,7 @@ options_t options_parse(const struct opt_command *c, int argc, char **argv, void
 
 static void help_row(const struct opt *o, struct buf *out)
 {
-    static const char *const kinds[] = {"", " N", " X", " TEXT", ""};
+    static const char *const kinds[] = {"", " N", " X", " TEXT", "", " TEXT"};
     char left[96];
     snprintf(left, sizeof left, "--%s%s%s", o->name, o->kind == OPT_CHOICE ? " " : kinds[o->kind],
              o->kind == OPT_CHOICE ? o->choices : "");

@@ -24,14 +24,22 @@
 #include <stdint.h>
 
 typedef enum { OPT_HONOURED, OPT_IGNORED, OPT_REFUSED } opt_class_t;
-typedef enum { OPT_FLAG, OPT_INT, OPT_REAL, OPT_STRING, OPT_CHOICE } opt_kind_t;
+typedef enum { OPT_FLAG, OPT_INT, OPT_REAL, OPT_STRING, OPT_CHOICE, OPT_STRINGS } opt_kind_t;
+
+/* What OPT_STRINGS fills: a flag that may be given several times. */
+#define OPT_STRINGS_MAX 64
+struct opt_strings {
+    const char *v[OPT_STRINGS_MAX];
+    size_t n;
+};
 
 struct opt {
     const char *name;  /* without dashes */
     const char *alias; /* comma-separated further names, or NULL */
     opt_class_t cls;
     opt_kind_t kind;
-    size_t offset;       /* bool, int64_t, double or const char * in the command's struct */
+    size_t offset;       /* bool, int64_t, double, const char * or struct opt_strings in the
+                            command's struct */
     const char *preset;  /* default, parsed like a value; NULL: zero, or unset */
     double min, max;     /* numbers; both 0: any */
     const char *choices; /* "a|b|c" */

@@ -57,6 +57,7 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .threads = a->threads,
         .isa = a->isa,
         .numerics = a->numerics,
+        .quantization = a->quantization,
         .weight_version = a->weight_version,
         .no_prefix_cache = a->no_prefix_cache,
         .retract_every = a->retract_every,
@@ -98,6 +99,11 @@ static void tell_plan(const struct loaded *l)
              c->model_type, c->n_layers, c->n_experts, c->top_k, c->vocab_size, l->context_len);
     log_line(LOG_INFO, "%s", b.data ? b.data : "");
     buf_release(&b);
+    for (const char *at = l->formats.data; at && *at;) {
+        int n = (int)strcspn(at, "\n");
+        log_line(LOG_INFO, "%.*s", n, at);
+        at += n + (at[n] == '\n');
+    }
 }
 
 /* SIGTERM and SIGINT are taken by sigwait in the first thread alone; a gone client never kills. */

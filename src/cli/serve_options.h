@@ -7,6 +7,7 @@
 
 struct serve_args {
     const char *model, *tokenizer_path, *host, *served_name, *weight_version, *api_key, *isa;
+    const char *quantization;
     const char *log_level, *dtype, *load_format, *kv_dtype, *moe_backend, *act_format;
     int64_t port, context_length, max_running, max_queued, max_total_tokens, chunk, page_size;
     int64_t max_body, threads, retract_every;

@@ -8,24 +8,14 @@
 #define FP8    (BIT(FP8_BLOCK) | BIT(FP8_TENSOR) | BIT(FP8_CHANNEL))
 #define MX     (BIT(MXFP8) | BIT(MXFP4))
 
-static float scale_f32(float s)
-{
-    return s;
-}
-
-static float scale_bf16(float s)
-{
-    return scalar_bf16(scalar_to_bf16(s));
-}
-
 const struct encode_rule encode_rules[ENCODE_RULES] = {
     {.name = "nearest", BIT(BF16), BIT(BF16), "nearest even"},
-    {.name = "amax", FP8, FP8, "scale = amax / 448", .scale = scale_f32},
+    {.name = "amax", FP8, FP8, "scale = amax / 448"},
     {.name = "amax-bf16",
      BIT(FP8_BLOCK),
      0,
      "the same, scale rounded to BF16 first",
-     .scale = scale_bf16},
+     .bf16_scale = true},
     {.name = "modelopt",
      BIT(NVFP4),
      BIT(NVFP4),
@@ -91,7 +81,8 @@ void encode_init(struct encode *e, format_t f, const struct encode_rule *rule, s
 /* A scale of FP8: finite and not zero. */
 static float fp8_scale(const struct encode *e, float amax)
 {
-    float s = e->rule->scale(amax / E4M3_MAX);
+    float s = amax / E4M3_MAX;
+    if (e->rule->bf16_scale) s = scalar_bf16(scalar_to_bf16(s));
     return s == 0.0f ? 1.0f : s;
 }
 
@@ -155,7 +146,7 @@ void encode_rows(const struct encode *e, const float *x, size_t row0, size_t n, 
 {
     if (e->rule->group)
         grouped_rows(e, x, n, data, scale);
-    else if (e->rule->scale)
+    else if (formats[e->format].scale == SCALE_F32)
         fp8_rows(e, x, row0, n, data, scale);
     else
         bf16_rows(e, x, n, data);

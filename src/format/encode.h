@@ -67,7 +67,7 @@ struct encode_rule {
     const char *about;
     encode_tensor_fn *tensor; /* NULL where no format has a tensor scale */
     encode_group_fn *group;   /* NULL: BF16, and FP8 with f32 scales */
-    float (*scale)(float s);  /* FP8 with f32 scales: what is stored of it */
+    bool bf16_scale;          /* f32 scales are BF16 values and may be stored so */
 };
 
 #define ENCODE_RULES 11

@@ -111,16 +111,6 @@ static err_t parse_identity(struct config *c, const json_t *root, struct err *e)
     return OK;
 }
 
-static err_t check_quantization(const json_t *root, struct err *e)
-{
-    const json_t *q = json_object_get(root, "quantization_config");
-    if (q == NULL || json_is_null(q)) return OK;
-    const char *method = json_string_value(json_object_get(q, "quant_method"));
-    return err_set(e, ERR_UNSUPPORTED,
-                   "quantization_config: quant_method \"%.60s\" is not implemented",
-                   method ? method : "(none)");
-}
-
 /* rope_scaling or rope_parameters: only the default type; the rest would change the forward. */
 static err_t check_rope(const json_t *rope, const char *name, struct err *e)
 {
@@ -250,7 +240,6 @@ static err_t parse_forward(struct config *c, const json_t *root, struct err *e)
     static const char *const acts[] = {"silu", NULL};
     static const char *const dtypes[] = {"bfloat16", "float16", "float32", NULL};
     err_t rc = parse_identity(c, root, e);
-    if (rc == OK) rc = check_quantization(root, e);
     if (rc == OK) rc = parse_sizes(c, root, e);
     if (rc == OK)
         rc = read_positive(&c->rms_norm_eps, json_object_get(root, "rms_norm_eps"), "rms_norm_eps",

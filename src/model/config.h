@@ -3,9 +3,10 @@
  *
  * Only what is implemented is accepted (model_type qwen3_moe).  A field that changes the forward
  * and that we do not implement (a rope type other than default, sliding window in use,
- * attention_bias, hidden_act other than silu, quantization_config, a missing size) is
- * ERR_UNSUPPORTED or ERR_INPUT with its name and value; it is never defaulted away.  Field names
- * follow transformers' Qwen3MoeConfig; rope_theta may stand in `rope_parameters` (transformers 5).
+ * attention_bias, hidden_act other than silu, a missing size) is ERR_UNSUPPORTED or ERR_INPUT with
+ * its name and value; it is never defaulted away.  Field names follow transformers' Qwen3MoeConfig;
+ * rope_theta may stand in `rope_parameters` (transformers 5).  quantization_config is read elsewhere
+ * (weight/quant_config.h): it says nothing that the tensors do not.
  */
 #ifndef MODEL_CONFIG_H
 #define MODEL_CONFIG_H

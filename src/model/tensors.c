@@ -36,6 +36,7 @@ void tensors_layer(struct layer_slots *out, const struct config *c, int layer)
         .q_norm = at + LAYER_Q_NORM,
         .k_norm = at + LAYER_K_NORM,
         .post_norm = at + LAYER_POST_NORM,
+        .kv_scale = at + LAYER_KV_SCALE,
         .router = dense ? SIZE_MAX : mlp,
         .expert0 = dense ? SIZE_MAX : mlp + 1,
         .gate = dense ? mlp + MLP_GATE : SIZE_MAX,
@@ -56,6 +57,15 @@ static void mat(struct slot_spec *s, int64_t rows, int64_t cols, resident_t kind
     s->shape = (struct resident){.kind = kind, .rows = (uint64_t)rows, .cols = (uint64_t)cols};
 }
 
+/* A projection, the at-th of n neighbours that share an amax. */
+static void linear(struct slot_spec *s, int64_t rows, int64_t cols, int at, int n)
+{
+    mat(s, rows, cols, RESIDENT_MATRIX);
+    s->linear = true;
+    s->amax_at = (uint8_t)at;
+    s->amax_n = (uint8_t)n;
+}
+
 /* Names are at most "model.layers.NNN.mlp.experts.NNNNNNNNNN.down_proj.weight": they fit. */
 #define NAME(s, ...) ((void)snprintf((s)->name, sizeof(s)->name, __VA_ARGS__))
 
@@ -74,13 +84,18 @@ static void attn_specs(struct slot_spec *s, const struct config *c, int layer)
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         NAME(&s[names[i].slot], "model.layers.%d.%s.weight", layer, names[i].name);
     vec(&s[LAYER_IN_NORM], c->hidden_size);
-    mat(&s[LAYER_Q], q, c->hidden_size, RESIDENT_MATRIX);
-    mat(&s[LAYER_K], kv, c->hidden_size, RESIDENT_MATRIX);
-    mat(&s[LAYER_V], kv, c->hidden_size, RESIDENT_MATRIX);
-    mat(&s[LAYER_O], c->hidden_size, q, RESIDENT_MATRIX);
+    linear(&s[LAYER_Q], q, c->hidden_size, 0, 3);
+    linear(&s[LAYER_K], kv, c->hidden_size, 1, 3);
+    linear(&s[LAYER_V], kv, c->hidden_size, 2, 3);
+    linear(&s[LAYER_O], c->hidden_size, q, 0, 1);
     vec(&s[LAYER_Q_NORM], c->head_dim);
     vec(&s[LAYER_K_NORM], c->head_dim);
     vec(&s[LAYER_POST_NORM], c->hidden_size);
+    NAME(&s[LAYER_KV_SCALE], "model.layers.%d.self_attn.kv_scale", layer);
+    s[LAYER_KV_SCALE].n_dims = 1;
+    s[LAYER_KV_SCALE].shape = (struct resident){.kind = RESIDENT_F32, .rows = 1, .cols = 2};
+    s[LAYER_KV_SCALE].optional = true;
+    s[LAYER_KV_SCALE].absent = 1.0f;
 }
 
 static void mlp_specs(struct slot_spec *s, const struct config *c, int inner, const char *prefix)
@@ -88,9 +103,9 @@ static void mlp_specs(struct slot_spec *s, const struct config *c, int inner, co
     NAME(&s[MLP_GATE], "%s.gate_proj.weight", prefix);
     NAME(&s[MLP_UP], "%s.up_proj.weight", prefix);
     NAME(&s[MLP_DOWN], "%s.down_proj.weight", prefix);
-    mat(&s[MLP_GATE], inner, c->hidden_size, RESIDENT_MATRIX);
-    mat(&s[MLP_UP], inner, c->hidden_size, RESIDENT_MATRIX);
-    mat(&s[MLP_DOWN], c->hidden_size, inner, RESIDENT_MATRIX);
+    linear(&s[MLP_GATE], inner, c->hidden_size, 0, 2);
+    linear(&s[MLP_UP], inner, c->hidden_size, 1, 2);
+    linear(&s[MLP_DOWN], c->hidden_size, inner, 0, 1);
 }
 
 static void layer_specs(struct slot_spec *s, const struct config *c, int layer)

@@ -9,8 +9,10 @@
  *     store_ptr(s, slot_expert(&l, e, MLP_UP));
  *
  * Matrices that a GEMM reads are RESIDENT_MATRIX; the embedding (read by rows) and the norms are
- * RESIDENT_PLAIN.  Checkpoint names are those of Hugging Face's Qwen3-MoE.  With tied embeddings
- * the head is a second slot, a copy as a matrix, of the same name `model.embed_tokens.weight`.
+ * RESIDENT_PLAIN.  Names are those of Hugging Face's Qwen3-MoE in BF16, whatever spelling a
+ * checkpoint has (weight/spelling.h).  model_specs makes every matrix BF16; plan_formats
+ * (weight/plan.h) gives it the checkpoint's format.  With tied embeddings the head is a second slot,
+ * a copy as a matrix, of the same name `model.embed_tokens.weight`.
  */
 #ifndef MODEL_TENSORS_H
 #define MODEL_TENSORS_H
@@ -36,6 +38,7 @@ enum {
     LAYER_Q_NORM,    /* [1][head_dim], plain */
     LAYER_K_NORM,    /* [1][head_dim], plain */
     LAYER_POST_NORM, /* [1][hidden], plain */
+    LAYER_KV_SCALE,  /* [1][2], f32: decode scales of K and V; 1 where the checkpoint has none */
     LAYER_MLP /* dense: gate, up, down.  sparse: router, then gate, up, down of each expert */
 };
 
@@ -48,7 +51,7 @@ enum {
 };
 
 struct layer_slots {
-    size_t in_norm, q, k, v, o, q_norm, k_norm, post_norm;
+    size_t in_norm, q, k, v, o, q_norm, k_norm, post_norm, kv_scale;
     size_t router;  /* [n_experts][hidden], matrix; SIZE_MAX for a dense layer */
     size_t expert0; /* gate, up, down of expert e at expert0 + 3 * e + MLP_*; else SIZE_MAX */
     size_t gate, up, down; /* of a dense layer; else SIZE_MAX */

@@ -3,17 +3,26 @@
  *
  *     struct update *u = NULL;
  *     if (update_begin(&u, store, e) != OK) ...
- *     if (update_stage_dir(u, dir, n_threads, &progress, e) != OK) goto fail;   // any thread,
- * serving goes on if (update_prepare(u, e) != OK) goto fail;    // complete set, names, shapes,
- * finite update_commit(u);                             // engine thread, between two steps fail:
- *     update_free(u);                               // before a commit: the resident bytes are as
- * before
+ *     if (update_stage_dir(u, dir, n_threads, &progress, e) != OK) goto fail;  // any thread; serving
+ *                                                                              // goes on
+ *     if (update_prepare(u, e) != OK) goto fail;    // complete, and every value can be used
+ *     update_commit(u);                             // engine thread, between two steps
+ *     fail: update_free(u);                         // before a commit: the store is as it was
  *
- * States   OPEN -> PREPARED -> COMMITTED.  Every failure leaves the store untouched.
- * Errors   name the tensor or file: missing (all, up to 8, then a count), unknown to the model
- * (extra), wrong shape or dtype, short read, changed while reading. Dtypes   BF16 is copied; F16
- * and F32 are rounded to BF16 (nearest even). One update is open at a time per store: a second
- * begin is ERR_STATE.
+ * States    OPEN -> PREPARED -> COMMITTED.  Every failure leaves the store untouched.
+ * Formats   each module has its resident format; another is refused by name (plan.h).  Slots marked
+ *           `encode` (store.h) take BF16 and encode it, with the default rule of format/encode.h;
+ *           neighbours that share an amax are then read twice.
+ * Dtypes    BF16, F8, U8 and F32 scales are copied; F16 and F32 weights are rounded to BF16
+ *           (nearest even); BF16 and F16 scales widen; inverse scales are turned around (1 / x).
+ * Refused   whatever plan_open refuses; short reads, files that change while they are read; by
+ *           name and index, lowest first: BF16 that is not finite, E4M3 NaN codes, scales that
+ *           format_check_scales refuses, tensor scales that are NaN, infinite, negative, or zero
+ *           with codes that are not, K or V scales that are not positive and finite.  A subnormal
+ *           tensor scale is exact and fine.  An input scale that is missing, zero, negative or not
+ *           finite means "none".
+ * Memory    some MiB a thread; a transposed source up to 32 MiB.
+ * One update is open at a time per store: a second begin is ERR_STATE.
  */
 #ifndef WEIGHT_UPDATE_H
 #define WEIGHT_UPDATE_H
@@ -29,7 +38,8 @@ struct update_progress {
 err_t update_begin(struct update **out, struct store *s, struct err *e) MUST_USE;
 err_t update_stage_dir(struct update *u, const char *dir, int n_threads,
                        struct update_progress *progress, struct err *e) MUST_USE;
-/* One tensor from canonical BF16 bytes (tests, random weights). */
+/* One tensor from canonical BF16 bytes (tests, random weights); a slot of another format gets it
+ * encoded, with an amax of its own; an f32 slot widened. */
 err_t update_stage(struct update *u, const char *name, const uint16_t *bf16, uint64_t rows,
                    uint64_t cols, struct err *e) MUST_USE;
 err_t update_prepare(struct update *u, struct err *e) MUST_USE;

@@ -89,7 +89,6 @@ static void refuses(void **state)
         {NULL, NULL, ",\"use_sliding_window\":true", ERR_UNSUPPORTED, "use_sliding_window"},
         {NULL, NULL, ",\"attention_bias\":true", ERR_UNSUPPORTED, "attention_bias"},
         {NULL, NULL, ",\"hidden_act\":\"gelu\"", ERR_UNSUPPORTED, "hidden_act: \"gelu\""},
-        {NULL, NULL, ",\"quantization_config\":{\"quant_method\":\"fp8\"}", ERR_UNSUPPORTED, "fp8"},
         {NULL, NULL, ",\"mlp_only_layers\":[1]", ERR_INPUT, "intermediate_size: missing"},
         {NULL, NULL, ",\"mlp_only_layers\":[3]", ERR_INPUT, "mlp_only_layers[0]"},
         {NULL, NULL, ",\"head_dim\":8", ERR_INPUT, "line"},
@@ -131,7 +130,7 @@ static void specs_match_slots(void **state)
                            &e),
                      OK);
     assert_int_equal(model_specs(&c, &s, &n, &e), OK);
-    assert_int_equal(n, 3 + 3 * 8 + 3 + 2 * (1 + 12));
+    assert_int_equal(n, 3 + 3 * 9 + 3 + 2 * (1 + 12));
     assert_string_equal(s[SLOT_HEAD].name, s[SLOT_EMBED].name);
     tensors_layer(&l, &c, 0);
     assert_string_equal(s[l.down].name, "model.layers.0.mlp.down_proj.weight");
@@ -142,6 +141,13 @@ static void specs_match_slots(void **state)
                         "model.layers.2.mlp.experts.3.up_proj.weight");
     assert_int_equal(slot_expert(&l, 3, MLP_DOWN), n - 1);
     assert_string_equal(s[l.k_norm].name, "model.layers.2.self_attn.k_norm.weight");
+    assert_string_equal(s[l.kv_scale].name, "model.layers.2.self_attn.kv_scale");
+    for (size_t i = 0; i < n; i++) { /* slots of an amax are neighbours */
+        assert_true(s[i].linear == (strstr(s[i].name, "_proj.weight") != NULL));
+        if (s[i].amax_n > 1 && s[i].amax_at == 0)
+            for (int k = 0; k < s[i].amax_n; k++)
+                assert_int_equal(s[i + (size_t)k].amax_at, k);
+    }
     assert_int_equal(s[l.k].shape.rows, 16);
     mem_free(s);
 }

@@ -1,0 +1,212 @@
+#include "weight/pattern.h"
+
+#include "base/mem.h"
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <stdio.h>
+#include <string.h>
+
+#define PATTERN_BYTES 512
+#define NAME_BYTES    640
+#define MATCH_LIMIT   100000 /* steps of one regular expression: no file may stop the server */
+#define COUNT(a)      (sizeof(a) / sizeof(a)[0])
+
+struct pattern {
+    syntax_t syntax;
+    char *text;
+    pcre2_code *regex; /* of "re:" */
+};
+
+/* In front of "layers." and the like; the first two before "lm_head" too. */
+static const char *const prefixes[] = {"", "language_model.", "model.", "language_model.model.",
+                                       "model.language_model."};
+#define HEAD_PREFIXES 2
+
+/* A projection that others build as part of one module. */
+static const struct {
+    const char *part, *fused;
+} fusions[] = {
+    {".q_proj", ".qkv_proj"},        {".k_proj", ".qkv_proj"},
+    {".v_proj", ".qkv_proj"},        {".gate_proj", ".gate_up_proj"},
+    {".up_proj", ".gate_up_proj"},
+};
+
+static err_t compile(struct pattern *p, const char *source, struct err *e)
+{
+    int code;
+    PCRE2_SIZE at;
+    p->regex = pcre2_compile((PCRE2_SPTR)source, PCRE2_ZERO_TERMINATED,
+                             PCRE2_ANCHORED | PCRE2_UTF, &code, &at, NULL);
+    if (p->regex) return OK;
+    char why[128] = "";
+    pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
+    return err_set(e, ERR_INPUT, "\"re:%.200s\": %s", source, why);
+}
+
+err_t patterns_add(struct patterns *p, syntax_t syntax, const char *text, struct err *e)
+{
+    size_t len = strlen(text);
+    if (len > PATTERN_BYTES)
+        return err_set(e, ERR_TOOBIG, "a name of %zu bytes, at most %d are allowed", len,
+                       PATTERN_BYTES);
+    if (p->n == p->cap) {
+        size_t cap = p->cap ? 2 * p->cap : 64;
+        struct pattern *v = mem_retry(p->v, p->cap * sizeof *v, cap * sizeof *v);
+        if (v == NULL) return err_set(e, ERR_NOMEM, "no memory for %zu names", cap);
+        p->v = v;
+        p->cap = cap;
+    }
+    struct pattern t = {.syntax = syntax, .text = mem_dup_n(text, len)};
+    if (t.text == NULL) return err_set(e, ERR_NOMEM, "no memory for a name");
+    err_t rc = OK;
+    if (syntax == SYNTAX_EXACT && strncmp(text, "re:", 3) == 0) rc = compile(&t, text + 3, e);
+    if (rc != OK) {
+        mem_free(t.text);
+        return rc;
+    }
+    p->v[p->n++] = t;
+    return OK;
+}
+
+void patterns_free(struct patterns *p)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        pcre2_code_free(p->v[i].regex);
+        mem_free(p->v[i].text);
+    }
+    mem_free(p->v);
+    *p = (struct patterns){0};
+}
+
+/* Does pattern w with '*'s match all of s[0 .. n)?  On a mismatch the last '*' takes one more. */
+static bool wild(const char *w, const char *s, size_t n)
+{
+    const char *end = s + n, *star = NULL, *retry = s;
+    while (s < end) {
+        if (*w == '*') {
+            star = w++;
+            retry = s;
+        } else if (*w == *s) {
+            w++;
+            s++;
+        } else if (star) {
+            w = star + 1;
+            s = ++retry;
+        } else {
+            return false;
+        }
+    }
+    while (*w == '*')
+        w++;
+    return *w == 0;
+}
+
+/* Is w, without a dot at its end, a run of whole components of the name? */
+static bool components(const char *w, const char *name)
+{
+    size_t n = strlen(w);
+    if (n && w[n - 1] == '.') n--;
+    if (n == 0) return false;
+    for (const char *at = name; (at = strchr(at, *w)) != NULL; at++)
+        if ((at == name || at[-1] == '.') && strncmp(at, w, n) == 0 && (at[n] == 0 || at[n] == '.'))
+            return true;
+    return false;
+}
+
+static bool match_prefix(const char *w, const char *name)
+{
+    if (strchr(w, '*') == NULL) return components(w, name);
+    for (size_t i = 0; name[i]; i++)
+        if (name[i] == '.' && wild(w, name, i)) return true;
+    return wild(w, name, strlen(name));
+}
+
+static bool match_wildcard(const char *w, const char *name)
+{
+    if (strchr(w, '*') == NULL) return components(w, name);
+    if (wild(w, name, strlen(name))) return true;
+    for (const char *at = name; *at;) {
+        size_t n = strcspn(at, ".");
+        if (wild(w, at, n)) return true;
+        at += n + (at[n] == '.');
+    }
+    return false;
+}
+
+static bool match_regex(const pcre2_code *regex, const char *name)
+{
+    pcre2_match_data *md = pcre2_match_data_create(1, NULL);
+    pcre2_match_context *mc = pcre2_match_context_create(NULL);
+    CHECK(md && mc);
+    pcre2_set_match_limit(mc, MATCH_LIMIT);
+    int n = pcre2_match(regex, (PCRE2_SPTR)name, PCRE2_ZERO_TERMINATED, 0, 0, md, mc);
+    pcre2_match_context_free(mc);
+    pcre2_match_data_free(md);
+    return n >= 0;
+}
+
+static bool match_one(const struct pattern *p, const char *name)
+{
+    if (p->regex) return match_regex(p->regex, name);
+    switch (p->syntax) {
+    case SYNTAX_PREFIX: return match_prefix(p->text, name);
+    case SYNTAX_WILDCARD: return match_wildcard(p->text, name);
+    default: return strcmp(p->text, name) == 0;
+    }
+}
+
+static bool match_any(const struct patterns *p, const char *name)
+{
+    for (size_t i = 0; i < p->n; i++)
+        if (match_one(&p->v[i], name)) return true;
+    return false;
+}
+
+static const char *without_prefix(const char *name)
+{
+    const char *best = name;
+    for (size_t i = 0; i < COUNT(prefixes); i++) {
+        size_t n = strlen(prefixes[i]);
+        if (strncmp(name, prefixes[i], n) == 0 && name + n > best) best = name + n;
+    }
+    return best;
+}
+
+static bool match_prefixed(const struct patterns *p, const char *name)
+{
+    char full[NAME_BYTES];
+    const char *bare = without_prefix(name);
+    size_t n_prefixes = bare == name ? HEAD_PREFIXES : COUNT(prefixes);
+    for (size_t i = 0; i < n_prefixes; i++) {
+        int n = snprintf(full, sizeof full, "%s%s", prefixes[i], bare);
+        if (n >= 0 && (size_t)n < sizeof full && match_any(p, full)) return true;
+    }
+    return false;
+}
+
+bool patterns_match(const struct patterns *p, const char *module, const char *stored)
+{
+    if (p->n == 0) return false;
+    if (match_prefixed(p, module)) return true;
+    if (stored && strcmp(stored, module) != 0 && match_prefixed(p, stored)) return true;
+    size_t len = strlen(module);
+    for (size_t i = 0; i < COUNT(fusions); i++) {
+        char fused[NAME_BYTES];
+        size_t k = strlen(fusions[i].part);
+        if (len < k || strcmp(module + len - k, fusions[i].part) != 0) continue;
+        int n = snprintf(fused, sizeof fused, "%.*s%s", (int)(len - k), module, fusions[i].fused);
+        if (n >= 0 && (size_t)n < sizeof fused && match_prefixed(p, fused)) return true;
+    }
+    return false;
+}
+
+bool patterns_match_one(const struct patterns *p, size_t i, const char *module, const char *stored)
+{
+    struct patterns one = {.v = &p->v[i], .n = 1, .cap = 1};
+    return patterns_match(&one, module, stored);
+}
+
+const char *patterns_text(const struct patterns *p, size_t i)
+{
+    return p->v[i].text;
+}
