@@ -81,7 +81,5 @@ void forward_dense(struct slice *s);     /* adds to m->x */
 void forward_add(struct slice *s);       /* m->x += m->y */
 
 err_t forward_moe_new(struct model *m, act_t act, struct err *e) MUST_USE;
-/* ERR_INPUT if a scale that the activation format needs is missing. */
-err_t forward_moe_check(const struct model *m, int32_t layer, struct err *e) MUST_USE;
 
 #endif
