@@ -1,6 +1,6 @@
 /*
  * test_moe_act.c - the MoE operator with rounded activations, against float64 arithmetic on inputs
- * that this file rounds by the public definitions, in float64 and with code of its own.
+ * that act_ref.h rounds by the public definitions, in float64.
  *
  * One code that falls to the other side of a tie, because f32 and float64 differ before it, moves a
  * result more than BF16 rounding does.  So two bounds hold: each element within 2^-3 of the sum of
@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "act_ref.h"
 #include "moe_rig.h"
 #include <stdio.h>
 
@@ -35,84 +36,6 @@ static int teardown(void **state)
     pool_free(pool);
     return 0;
 }
-
-/* Nearest of a minifloat with `mant` bits, least exponent `emin`, largest value `max`; ties to
- * even. */
-static double nearest(double x, int mant, int emin, double max)
-{
-    if (x == 0.0) return 0.0;
-    int e = ilogb(x) < emin ? emin : ilogb(x);
-    double y = ldexp(nearbyint(ldexp(x, mant - e)), e - mant);
-    return fabs(y) > max ? copysign(max, y) : y;
-}
-
-static double e4m3(double x)
-{
-    return nearest(x, 3, -6, 448.0);
-}
-
-static double e2m1(double x)
-{
-    return nearest(x, 1, 0, 6.0);
-}
-
-static double amax(const double *x, size_t n)
-{
-    double a = 0.0;
-    for (size_t i = 0; i < n; i++)
-        a = fmax(a, fabs(x[i]));
-    return a;
-}
-
-static size_t span(size_t n, size_t at, size_t group)
-{
-    return n - at < group ? n - at : group;
-}
-
-/* DeepGEMM: a scale of amax / 448 for 128 of K. */
-static void fp8_block(double *x, size_t n, double input)
-{
-    (void)input;
-    for (size_t c = 0; c < n; c += 128) {
-        double s = fmax(amax(x + c, span(n, c, 128)), 1e-10) / 448.0;
-        for (size_t i = c; i < c + span(n, c, 128); i++)
-            x[i] = e4m3(x[i] / s) * s;
-    }
-}
-
-/* OCP MX with the scale rounded up: no element saturates. */
-static void mxfp8(double *x, size_t n, double input)
-{
-    (void)input;
-    for (size_t c = 0; c < n; c += 32) {
-        double a = amax(x + c, span(n, c, 32));
-        double s = a > 0 ? exp2(ceil(log2(a / 448.0))) : 1.0;
-        for (size_t i = c; i < c + span(n, c, 32); i++)
-            x[i] = e4m3(x[i] / s) * s;
-    }
-}
-
-/* NVFP4 with a decode scale `input` for the row. */
-static void nvfp4(double *x, size_t n, double input)
-{
-    for (size_t c = 0; c < n; c += 16) {
-        double s = e4m3(amax(x + c, span(n, c, 16)) / 6.0 / input);
-        for (size_t i = c; i < c + span(n, c, 16); i++)
-            x[i] = s > 0 ? e2m1(x[i] / (s * input)) * (s * input) : 0.0;
-    }
-}
-
-static void nvfp4_per_token(double *x, size_t n, double input)
-{
-    (void)input;
-    double a = amax(x, n);
-    if (a > 0) nvfp4(x, n, a / 2688.0);
-}
-
-static rig_round *const rounds[ACT_COUNT] = {[ACT_FP8_BLOCK] = fp8_block,
-                                             [ACT_MXFP8] = mxfp8,
-                                             [ACT_NVFP4] = nvfp4,
-                                             [ACT_NVFP4_PER_TOKEN] = nvfp4_per_token};
 
 static struct moe_op *op_new(act_t act)
 {
@@ -185,15 +108,15 @@ static void formats_and_acts(void **state)
             double max, other;
             if (a == ACT_NVFP4 && f != FORMAT_NVFP4) continue;
             run(y, (act_t)a, &w, &c, 0, N);
-            double mse = error(&g, &w, &c, rounds[a], y, &max);
+            double mse = error(&g, &w, &c, act_ref[a], y, &max);
             assert_true(max <= 0x1p-3);
             for (int b = ACT_BF16; b < ACT_COUNT; b++) {
                 if (b == a || (b == ACT_NVFP4) != (a == ACT_NVFP4)) continue;
-                if (!(mse * 8.0 <= error(&g, &w, &c, rounds[b], y, &other)))
+                if (!(mse * 8.0 <= error(&g, &w, &c, act_ref[b], y, &other)))
                     fail_msg(
                         "%s, %s: mean square error %g against its own definition, %g against %s",
-                        formats[f].name, acts[a].name, mse, error(&g, &w, &c, rounds[b], y, &other),
-                        acts[b].name);
+                        formats[f].name, acts[a].name, mse,
+                        error(&g, &w, &c, act_ref[b], y, &other), acts[b].name);
             }
             for (int t = 0; t < N; t += 4) { /* a row alone has the bits that it has among others */
                 run(one, (act_t)a, &w, &c, t, 1);
