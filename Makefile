@@ -1,6 +1,7 @@
 # Moult: the only build file.  `make` leaves the program at build/moult.
 #
 #   make [SAN=address,undefined|thread] [CC=clang] [CUDA=0]   build
+#   make CC=aarch64-linux-gnu-gcc PKG_CONFIG=... OUT=build/arm64   cross build (CONTRIBUTING.md)
 #   make check                                                all tests of this machine
 #   make install PREFIX=/usr/local DESTDIR=                   program and man page
 #
@@ -15,9 +16,10 @@ SAN     ?=
 CUDA    ?= 0
 OUT     := build$(if $(SAN),/$(SAN))$(if $(REF),/ref)
 
+PKG_CONFIG ?= pkg-config
 PKGS    := libmicrohttpd jansson libpcre2-8 libutf8proc libxxhash libcurl
-PKG_CF  := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
-PKG_LD  := $(shell pkg-config --libs libmicrohttpd jansson libpcre2-8 libutf8proc 2>/dev/null)
+PKG_CF  := $(shell $(PKG_CONFIG) --cflags $(PKGS) 2>/dev/null)
+PKG_LD  := $(shell $(PKG_CONFIG) --libs libmicrohttpd jansson libpcre2-8 libutf8proc 2>/dev/null)
 
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef \
            -Wwrite-strings -Wpointer-arith -Wformat=2 -Wdouble-promotion
@@ -59,8 +61,9 @@ $(OUT)/flags: FORCE
 
 tests: $(TESTS)
 # One test program after another, from the root of the repository; each prints cmocka's summary.
+# RUN is a program that runs them (an emulator).
 unit: $(TESTS)
-	@set -e; for t in $(TESTS); do echo "== $$t"; $$t; done
+	@set -e; for t in $(TESTS); do echo "== $$t"; $(RUN) $$t; done
 
 # Small programs that tests drive (oracles in other languages).
 TOOLS   := $(patsubst test/tools/%.c,$(OUT)/tools/%,$(sort $(wildcard test/tools/*.c)))

@@ -43,7 +43,7 @@ static const struct opt generate_opts[] = {
      "tokens [the model's]", NULL},
     {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL,
      "compute threads [online CPUs]", NULL},
-    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "portable|avx2|avx512",
+    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "portable|avx2|avx512|neon",
      "kernels [the best]", NULL},
 };
 static const struct opt_command generate_command = {

@@ -53,7 +53,7 @@ static const struct opt serve_opts[] = {
     {"drain-timeout", NULL, OPT_HONOURED, OPT_REAL, AT(drain_s), "30", 0, 1e6, NULL,
      "seconds that SIGTERM leaves running requests", NULL},
     {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL, "compute threads [online CPUs]", NULL},
-    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "auto|portable|avx2|avx512",
+    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "auto|portable|avx2|avx512|neon",
      "kernels [the best of this machine]", NULL},
     {"dtype", NULL, OPT_HONOURED, OPT_CHOICE, AT(dtype), "auto", 0, 0, "auto|bfloat16", "type of the weights", NULL},
     {"kv-cache-dtype", NULL, OPT_HONOURED, OPT_CHOICE, AT(kv_dtype), "auto", 0, 0, "auto|bf16|bfloat16",

@@ -11,6 +11,7 @@
 extern const struct backend_ops cpu_ops_portable;
 extern const struct backend_ops cpu_ops_avx2;   /* x86-64 only */
 extern const struct backend_ops cpu_ops_avx512; /* x86-64 only */
+extern const struct backend_ops cpu_ops_neon;   /* AArch64 only */
 
 /* NULL where the machine or the build lacks it. */
 const struct backend_ops *cpu_ops_find(const char *name);
