@@ -3,7 +3,7 @@
 #   make [SAN=address,undefined|thread] [CC=clang] [CUDA=0]   build
 #   make CC=aarch64-linux-gnu-gcc PKG_CONFIG=... OUT=build/arm64   cross build (CONTRIBUTING.md)
 #   make check                                                all tests of this machine
-#   make install PREFIX=/usr/local DESTDIR=                   program and man page
+#   make install PREFIX=/usr/local DESTDIR=                   program, man page, completion
 #
 # Each configuration has its own folder (build/, build/address,undefined/, ...), so that objects of
 # two never mix.  CUDA=0 is accepted and is all there is until the CUDA backend lands.
@@ -107,8 +107,16 @@ check:
 	@tools/check
 check-quick: layers all tests unit
 
-install: $(OUT)/moult
+# The program writes them from its own tables of commands and flags.
+$(OUT)/moult.1: $(OUT)/moult
+	$(RUN) $< help --man >$@
+$(OUT)/moult.bash: $(OUT)/moult
+	$(RUN) $< help --bash >$@
+
+install: $(OUT)/moult $(OUT)/moult.1 $(OUT)/moult.bash
 	install -Dm755 $(OUT)/moult $(DESTDIR)$(PREFIX)/bin/moult
+	install -Dm644 $(OUT)/moult.1 $(DESTDIR)$(PREFIX)/share/man/man1/moult.1
+	install -Dm644 $(OUT)/moult.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/moult
 
 clean:
 	rm -rf build

@@ -46,7 +46,7 @@ static const struct opt generate_opts[] = {
     {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "portable|avx2|avx512|neon",
      "kernels [the best]", NULL},
 };
-static const struct opt_command generate_command = {
+const struct opt_command generate_command = {
     "generate", "usage: moult generate --model DIR [--prompt TEXT] [flags]\n", generate_opts,
     sizeof generate_opts / sizeof generate_opts[0]};
 
