@@ -54,7 +54,7 @@ static const struct opt serve_opts[] = {
     {"drain-timeout", NULL, OPT_HONOURED, OPT_REAL, AT(drain_s), "30", 0, 1e6, NULL,
      "seconds that SIGTERM leaves running requests", NULL},
     {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL, "compute threads [online CPUs]", NULL},
-    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "auto|portable|avx2|avx512",
+    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "auto|portable|avx2|avx512|neon",
      "kernels [the best of this machine]", NULL},
     {"quantization", NULL, OPT_HONOURED, OPT_STRING, AT(quantization), NULL, 0, 0, NULL,
      "format that BF16 projections get while they are loaded: fp8-block, mxfp8, nvfp4, ... [as stored]", NULL},

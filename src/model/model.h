@@ -59,8 +59,8 @@ err_t model_specs(const struct config *c, struct slot_spec **specs, size_t *n,
                   struct err *e) MUST_USE;
 
 /* `store` must hold weights before the first submit; borrowed, as is `pool`.  `isa`: NULL for the
- * best of this machine, or "portable", "avx2", "avx512" (ERR_UNSUPPORTED if the machine lacks it).
- */
+ * best of this machine, or "portable", "avx2", "avx512", "neon" (ERR_UNSUPPORTED if the machine
+ * lacks it). */
 err_t model_new(struct model **out, const struct config *c, struct store *s, struct pool *pool,
                 int32_t n_kv_pages, int32_t max_step_tokens, const char *isa,
                 struct err *e) MUST_USE;

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "backend/cpu/cpu.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "engine/engine.h"
@@ -307,9 +308,9 @@ static void test_each_isa(void **state)
 {
     (void)state;
     if (no_model()) skip();
-    static const char *const isas[] = {"portable", "avx2"};
-    for (int i = 0; i < 2; i++) {
-        if (i == 1 && !__builtin_cpu_supports("avx2")) continue;
+    static const char *const isas[] = {"portable", "avx2", "neon"};
+    for (int i = 0; i < 3; i++) {
+        if (cpu_ops_find(isas[i]) == NULL) continue;
         struct request *r[2];
         for (int k = 0; k < 2; k++) {
             struct rig g = {.isa = isas[i]};

@@ -63,7 +63,7 @@ static void refused(void **state)
         {"--port", NULL, "needs a value"},
         {"--check=1", NULL, "takes no value"},
         {"--page-size", "8", "16 .. 16"},
-        {"--isa", "sse", "portable|avx2|avx512"},
+        {"--isa", "sse", "portable|avx2|avx512|neon"},
         {"--mem-fraction-static", "nan", "not a number"},
         {"--enable-lora", NULL, "adapters"},
         {"word", NULL, "unexpected argument"},

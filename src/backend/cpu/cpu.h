@@ -12,6 +12,7 @@
 extern const struct backend_ops cpu_ops_portable;
 extern const struct backend_ops cpu_ops_avx2;   /* x86-64 only */
 extern const struct backend_ops cpu_ops_avx512; /* x86-64 only */
+extern const struct backend_ops cpu_ops_neon;   /* AArch64 only */
 
 /* Rows of a that share one decoding of the weights: what callers should give a GEMM at once. */
 #define GEMM_ROWS 128
