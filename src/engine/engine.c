@@ -446,12 +446,12 @@ err_t engine_submit(struct engine *e, struct request *r, struct err *err)
 {
     err_t rc = check_request(e, r, err);
     if (rc != OK) return rc;
-    struct seq *q = mem_alloc(sizeof(*q));
-    struct msg *m = mem_alloc(sizeof(*m));
-    struct rid_entry *x = mem_alloc(sizeof(*x));
+    struct seq *q = mem_try(sizeof(*q));
+    struct msg *m = mem_try(sizeof(*m));
+    struct rid_entry *x = mem_try(sizeof(*x));
     r->t_submit = clock_ns();
     r->seq = q;
-    if (!fill_seq(e, q, r)) rc = err_set(err, ERR_NOMEM, "no memory for the request");
+    if (!q || !m || !x || !fill_seq(e, q, r)) rc = err_set(err, ERR_NOMEM, "no memory for the request");
     if (rc == OK) rc = enter(e, r, m, x, err);
     if (rc != OK) {
         r->seq = NULL;

@@ -6,11 +6,13 @@
  * 1, so the norm leaves it alone), expert e writes its weight to a dimension of its own, and the
  * head reads those dimensions.
  */
-#include <cmocka.h>
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
 
 #include "base/mem.h"
 #include "model/model.h"
