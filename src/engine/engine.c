@@ -148,6 +148,7 @@ static void publish(struct engine *e)
     pthread_mutex_lock(&e->lock);
     st->running = e->s.n_running;
     st->waiting = e->s.n_waiting;
+    st->waiting_tokens = e->s.waiting_tokens;
     st->pages_total = pages_total(e->s.pages);
     st->pages_free = pages_available(e->s.pages);
     st->pages_cached = radix_evictable(e->s.tree);

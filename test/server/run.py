@@ -9,7 +9,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 os.makedirs("build/log", exist_ok=True)
 names = sys.argv[1:]
 passed = failed = 0
-for module in ("test_generate", "test_errors", "test_update", "test_openai", "test_chain", "test_numbers", "test_load"):
+for module in ("test_generate", "test_errors", "test_update", "test_openai", "test_chain", "test_numbers", "test_router", "test_load"):
     m = importlib.import_module(module)
     for name, f in list(vars(m).items()):
         if not name.startswith("test_") or not callable(f) or (names and name not in names):
