@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 
-from harness import EARLY, FINAL, MOULT, SLOW, Server
+from harness import EARLY, FINAL, MOULT, SLOW, Server, signature
 
 SLOW_READ = r"""
 #define _GNU_SOURCE
@@ -49,6 +49,54 @@ def test_accuracy_before_and_after_an_update():
         assert s.post("/update_weights_from_disk", {"model_path": FINAL})[0] == 200
         final8, final0 = bench(s, n=n), bench(s, "--chat", n=n)
         assert final8 >= 0.995 and final0 >= 0.995, (final8, final0)
+
+
+def hub_folder(root, repo, source, commit):
+    """A repository in the layout of the Hub's cache: blobs, snapshots of links, refs/main."""
+    top = os.path.join(root, "models--" + repo.replace("/", "--"))
+    snapshot = os.path.join(top, "snapshots", commit)
+    for d in (os.path.join(top, "blobs"), os.path.join(top, "refs"), snapshot):
+        os.makedirs(d, exist_ok=True)
+    for name in os.listdir(source):
+        blob = os.path.join(top, "blobs", f"{commit}-{name}.bin")
+        shutil.copyfile(os.path.join(source, name), blob)
+        os.symlink(os.path.relpath(blob, snapshot), os.path.join(snapshot, name))
+    with open(os.path.join(top, "refs", "main"), "w") as f:
+        f.write(commit)
+    return snapshot
+
+
+def test_hub_cache():
+    """Start and update by repository id: refs/main names the snapshot, whose files are links."""
+    with tempfile.TemporaryDirectory() as root:
+        hub_folder(root, "org/tiny", EARLY, "1" * 40)
+        os.environ["HF_HUB_CACHE"] = root
+        try:
+            with Server(EARLY) as s:
+                early = signature(s)
+            with Server(FINAL) as s:
+                final = signature(s)
+            with Server("org/tiny") as s:
+                assert signature(s) == early
+                assert s.get("/model_info")[1]["model_path"] == "org/tiny"
+                assert s.get("/v1/models")[1]["data"][0]["id"] == "org/tiny"
+                assert s.get("/v1/models/org/tiny")[0] == 200
+                status, r = s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2})
+                assert status == 200 and r["usage"]["completion_tokens"] == 2, r
+                hub_folder(root, "org/tiny", FINAL, "2" * 40)  # a new revision of the same repository
+                assert signature(s) == early
+                assert s.post("/update_weights_from_disk", {"model_path": "org/tiny"})[0] == 200
+                assert signature(s) == final
+                status, r = s.post("/update_weights_from_disk", {"model_path": "org/none"})
+                assert status == 400 and "org/none" in r["message"] and root in r["message"], r
+                os.remove(os.path.join(root, "models--org--tiny/blobs", "2" * 40 + "-model-00001-of-00001.safetensors.bin"))
+                status, r = s.post("/update_weights_from_disk", {"model_path": "org/tiny"})
+                assert status == 400 and "model-00001-of-00001.safetensors" in r["message"], r
+                assert signature(s) == final
+            p = subprocess.run([MOULT, "serve", "--model-path", "org/none", "--port", "0"], capture_output=True, text=True)
+            assert p.returncode == 1 and "org/none" in p.stderr and root in p.stderr, p.stderr
+        finally:
+            del os.environ["HF_HUB_CACHE"]
 
 
 def test_sigterm_drains():
