@@ -189,7 +189,8 @@ typedef struct moult_moe_call {
 
 MOULT_API int32_t moult_moe_run(moult_moe *moe, const moult_moe_call *call, moult_error *err);
 
-/* Resident form of one matrix: a permutation of its canonical bytes with a few f32 behind. */
+/* Resident form of one matrix: a permutation of its canonical bytes with a few f32 behind, at an
+ * address that is a multiple of 64. */
 MOULT_API int32_t moult_resident_bytes(size_t *out, int32_t format, int64_t rows, int64_t cols,
                                        moult_error *err);
 /* `m` describes one expert's matrix; moult_unpack writes into the arrays that are not NULL. */

@@ -1,8 +1,9 @@
-/* format_doc.h - docs/formats.md, written from the tables of src/format. */
+/* format_doc.h - docs/formats.md, written from tables of the source. */
 #ifndef TEST_FORMAT_DOC_H
 #define TEST_FORMAT_DOC_H
 
 #include "base/buf.h"
+#include "cli/quantize_spell.h"
 #include "format/act.h"
 #include "format/encode.h"
 
@@ -70,18 +71,48 @@ static inline void format_doc_acts(struct buf *b)
     }
 }
 
+static inline void format_doc_spells(struct buf *b)
+{
+    static const char *const spellings[] = {"hf", "miles", "modelopt", "compressed-tensors"};
+    buf_puts(
+        b,
+        "| Format | Spelling (default: bold) | Elements | Scales | Tensor scale | In the config |\n"
+        "| --- | --- | --- | --- | --- | --- |\n");
+    for (int f = 0; f < FORMAT_COUNT; f++)
+        for (size_t i = 0; i < sizeof spellings / sizeof spellings[0]; i++) {
+            const struct quantize_spell *s = quantize_spell_find(spellings[i], (format_t)f);
+            if (s == NULL || s->config == NULL) continue;
+            const char *mark = s->preferred ? "**" : "";
+            buf_printf(b, "| `%s` | %s%s%s | `%s` %s | `%s` %s | ", formats[f].name, mark,
+                       s->spelling, mark, s->data, st_dtype_name(s->data_dtype), s->scale,
+                       st_dtype_name(s->scale_dtype));
+            if (s->tensor)
+                buf_printf(b, "`%s`%s | %s |\n", s->tensor, s->inverse ? " (1 / scale)" : "",
+                           s->algo);
+            else
+                buf_printf(b, "none | %s |\n", s->algo);
+        }
+}
+
 static inline void format_doc(struct buf *b)
 {
-    buf_puts(b,
-             "# Weight formats\n\n"
-             "Written by `make docs` from `src/format`; a test compares it.  The headers there "
-             "(`format.h`, `encode.h`,\n`act.h`) define the arithmetic to the last bit.\n\n"
-             "A weight is `element * scale * tensor scale`; every scale multiplies on decoding.  "
-             "Elements and scales are row-major,\n4-bit elements two a byte with the even one in "
-             "the low half, edge groups are partial and nothing is padded.\n\n");
+    buf_puts(
+        b,
+        "# Weight formats\n\n"
+        "Written by `make docs` from tables of the source; a test compares it.  The headers there "
+        "(`format.h`, `encode.h`,\n`act.h`) define the arithmetic to the last bit.\n\n"
+        "A weight is `element * scale * tensor scale`; every scale multiplies on decoding.  "
+        "Elements and scales are row-major,\n4-bit elements two a byte with the even one in "
+        "the low half, edge groups are partial and nothing is padded.\n\n");
     format_doc_formats(b);
     buf_puts(b, "\n## Encoding rules\n\n`moult quantize --rule NAME`.\n\n");
     format_doc_rules(b);
+    buf_puts(
+        b,
+        "\n## Spellings\n\n`moult quantize --spelling NAME`: parts of a module, by what is added "
+        "to its name.  All are read.  An FP8 scale of rule\n`amax-bf16` is stored in BF16.  "
+        "Scales of activations are carried over from the source; `miles` writes ones.\n\n");
+    format_doc_spells(b);
     buf_puts(b, "\n## Rounding of activations\n\n");
     format_doc_acts(b);
 }

@@ -7,16 +7,16 @@
 
 static atomic_long fault_in; /* 0: off; n: the n-th mem_try fails */
 
-void mem_fault_at(long n)
+long mem_fault_at(long n)
 {
-    atomic_store(&fault_in, n);
+    return atomic_exchange(&fault_in, n);
 }
 
 static bool fault_now(void)
 {
     long n = atomic_load(&fault_in);
     if (n <= 0) return false;
-    return atomic_fetch_sub(&fault_in, 1) == 1;
+    return atomic_fetch_sub(&fault_in, 1) == 1; /* it is 0 then: off */
 }
 
 static void *aligned_zero(size_t bytes)

@@ -4,7 +4,8 @@
  * mem_alloc is for small sizes fixed by the program: it aborts when the machine has none left.
  * mem_try is for every size that comes from outside (a client, a checkpoint, KV): it returns NULL
  * and the caller fails that request or update.  Both return zeroed memory, 64-byte aligned.
- * mem_fault_at(n) makes the n-th mem_try from now fail, once (tests).
+ * mem_fault_at(n) makes the n-th mem_try from now fail, once (tests); it gives what was left of the last order: 0
+ * if that has failed or there was none.
  * mul_size and add_size are checked: false means overflow, and *out is left alone.
  */
 #ifndef BASE_MEM_H
@@ -22,7 +23,7 @@ void *mem_retry(void *p, size_t old_bytes, size_t new_bytes) MUST_USE;
 char *mem_dup(const char *s);               /* aborts */
 char *mem_dup_n(const char *s, size_t n);   /* NULL when out of memory */
 void mem_free(void *p);
-void mem_fault_at(long n);
+long mem_fault_at(long n);
 
 static inline bool mul_size(size_t *out, size_t a, size_t b)
 {

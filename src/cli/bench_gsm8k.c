@@ -61,7 +61,7 @@ static const struct opt gsm8k_opts[] = {
     {"device", NULL, OPT_IGNORED, OPT_STRING, 0, NULL, 0, 0, NULL, NULL, NULL},
     {"tokenizer-path", NULL, OPT_IGNORED, OPT_STRING, 0, NULL, 0, 0, NULL, NULL, NULL},
 };
-static const struct opt_command gsm8k_command = {
+const struct opt_command gsm8k_command = {
     "bench gsm8k", "usage: moult bench gsm8k [flags]\n", gsm8k_opts,
     sizeof gsm8k_opts / sizeof gsm8k_opts[0]};
 

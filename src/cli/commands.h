@@ -2,7 +2,12 @@
 #ifndef CLI_COMMANDS_H
 #define CLI_COMMANDS_H
 
+#include "cli/options.h"
+
 #define MOULT_VERSION "0.1.0"
+
+/* Their flags; those of serve are in serve_options.h. */
+extern const struct opt_command generate_command, quantize_command, inspect_command, gsm8k_command;
 
 int cmd_serve(int argc, char **argv);
 int cmd_generate(int argc, char **argv);

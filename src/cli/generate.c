@@ -47,11 +47,11 @@ static const struct opt generate_opts[] = {
      "compute threads [online CPUs]", NULL},
     {"quantization", NULL, OPT_HONOURED, OPT_STRING, AT(quantization), NULL, 0, 0, NULL,
      "format that BF16 projections get while they are loaded [as stored]", NULL},
-    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "portable|avx2|avx512",
+    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "portable|avx2|avx512|neon",
      "kernels [the best]", NULL},
     NUMERICS_OPTS,
 };
-static const struct opt_command generate_command = {
+const struct opt_command generate_command = {
     "generate", "usage: moult generate --model DIR [--prompt TEXT] [flags]\n", generate_opts,
     sizeof generate_opts / sizeof generate_opts[0]};
 

@@ -18,7 +18,7 @@ static const struct opt inspect_opts[] = {
     {"json", NULL, OPT_HONOURED, OPT_FLAG, offsetof(struct args, json), NULL, 0, 0, NULL, "as JSON",
      NULL},
 };
-static const struct opt_command inspect_command = {
+const struct opt_command inspect_command = {
     "inspect",
     "usage: moult inspect DIR [--json]\n\n"
     "Says which weights of a model folder (or org/name in the local Hub cache) have which format,\n"

@@ -1,7 +1,10 @@
 /* main.c - the table of subcommands. */
+#include "base/buf.h"
 #include "base/err.h"
 #include "cli/commands.h"
+#include "cli/docs.h"
 #include "cli/options.h"
+#include "cli/serve_options.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -9,6 +12,7 @@ struct command {
     const char *name;
     int (*run)(int argc, char **argv);
     const char *about;
+    const struct opt_command *options; /* for the manual and the completion; NULL: none */
 };
 
 static int cmd_bench(int argc, char **argv)
@@ -32,20 +36,43 @@ static int cmd_version(int argc, char **argv)
 static int cmd_help(int argc, char **argv);
 
 static const struct command commands[] = {
-    {"serve", cmd_serve, "serve a model over HTTP (SGLang's and OpenAI's routes)"},
-    {"generate", cmd_generate, "generate from a prompt in this process"},
-    {"quantize", cmd_quantize, "write a model in another weight format"},
-    {"inspect", cmd_inspect, "say what a model folder holds and what is odd about it"},
-    {"bench", cmd_bench, "measure a running server"},
-    {"version", cmd_version, "print the version"},
-    {"help", cmd_help, "print this"},
+    {"serve", cmd_serve, "serve a model over HTTP (SGLang's and OpenAI's routes)", &serve_command},
+    {"generate", cmd_generate, "generate from a prompt in this process", &generate_command},
+    {"quantize", cmd_quantize, "write a model in another weight format", &quantize_command},
+    {"inspect", cmd_inspect, "say what a model folder holds and what is odd about it",
+     &inspect_command},
+    {"bench", cmd_bench, "measure a running server", &gsm8k_command},
+    {"version", cmd_version, "print the version", NULL},
+    {"help", cmd_help, "print this; --man: the manual page; --bash: completion for bash", NULL},
 };
 #define N_COMMANDS (sizeof commands / sizeof commands[0])
 
+/* All commands as a text of docs.h. */
+static int print_docs(bool man)
+{
+    struct doc_command docs[N_COMMANDS];
+    struct buf out = {0};
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        docs[i] = (struct doc_command){commands[i].name, commands[i].about, commands[i].options};
+    if (man)
+        docs_man(docs, N_COMMANDS, MOULT_VERSION, &out);
+    else
+        docs_bash(docs, N_COMMANDS, &out);
+    bool ok = !out.failed && fwrite(out.data, 1, out.len, stdout) == out.len && fflush(stdout) == 0;
+    buf_release(&out);
+    if (!ok) fprintf(stderr, "moult: help: could not write\n");
+    return ok ? 0 : 1;
+}
+
 static int cmd_help(int argc, char **argv)
 {
-    (void)argc;
-    (void)argv;
+    if (argc > 0) {
+        if (argc == 1 && strcmp(argv[0], "--man") == 0) return print_docs(true);
+        if (argc == 1 && strcmp(argv[0], "--bash") == 0) return print_docs(false);
+        fprintf(stderr, "moult: help takes nothing, --man or --bash, not \"%s\"\n",
+                argv[argc - 1]);
+        return 2;
+    }
     printf("moult: a server for mixture-of-experts models whose weights change while it serves\n\n"
            "usage: moult COMMAND [flags]\n\n");
     for (size_t i = 0; i < N_COMMANDS; i++)

@@ -46,7 +46,7 @@ static const struct opt quantize_opts[] = {
     {"max-shard-gb", NULL, OPT_HONOURED, OPT_REAL, AT(shard_gb), "5", 1e-6, 1e6, NULL,
      "largest weight file, in 10^9 bytes", NULL},
 };
-static const struct opt_command quantize_command = {
+const struct opt_command quantize_command = {
     "quantize",
     "usage: moult quantize SRC DST --format F [flags]\n\n"
     "Writes the model of SRC (a folder, or org/name in the local Hub cache) to the new folder "

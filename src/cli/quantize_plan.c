@@ -241,6 +241,9 @@ static err_t find_weights(struct quantize_plan *p, struct err *e)
 static err_t decide(struct quantize_plan *p, const struct quantize_request *r, struct err *e)
 {
     struct excludes x = {0};
+    if (r->lm_head && p->config.tie_word_embeddings)
+        return err_set(e, ERR_INPUT,
+                       "--lm-head: the head of this model is its embedding (tie_word_embeddings)");
     err_t rc = excludes_make(&x, r, e);
     for (size_t i = 0; i < p->n_weights && rc == OK; i++) {
         struct quantize_weight *w = &p->weights[i];

@@ -6,7 +6,7 @@
  * weight, which it reads and writes in pieces.  So memory is a few MiB a thread, a batch is read
  * again from the page cache, and the bytes written do not depend on the number of threads.
  *
- * A value that is not finite, and a scale that no GEMM could use, fail the run by the weight's name.
+ * A value that is not finite or a scale that no GEMM could use fails the run by the weight's name.
  */
 #ifndef CLI_QUANTIZE_RUN_H
 #define CLI_QUANTIZE_RUN_H

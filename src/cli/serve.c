@@ -127,14 +127,14 @@ static void raise_files(void)
     (void)setrlimit(RLIMIT_NOFILE, &r);
 }
 
-/* Let what runs finish, at most `seconds`, or until a second signal. */
+/* Let what runs and an update finish, at most `seconds`, or until a second signal. */
 static void drain(struct engine *engine, double seconds, const sigset_t *set)
 {
     double until = clock_s() + seconds;
     while (clock_s() < until) {
         struct engine_stats st;
         engine_stat(engine, &st);
-        if (st.running + st.waiting == 0) return;
+        if (st.running + st.waiting == 0 && !st.updating) return;
         struct timespec step = {.tv_nsec = 50000000};
         if (sigtimedwait(set, NULL, &step) > 0) return;
     }
@@ -189,7 +189,7 @@ static int run(const struct serve_args *a, struct err *e)
         server_drain(s.server);
         drain(l.engine, a->drain_s, &set);
     }
-    server_stop(s.server);
+    if (!server_stop(s.server)) _exit(rc == OK ? 0 : 1);
     if (l.engine) engine_stop(l.engine, 0);
     load_release(&l);
     return rc == OK ? 0 : 1;

@@ -58,7 +58,7 @@ static const struct opt serve_opts[] = {
      "where the model runs; auto: a GPU if there is one that can", NULL},
     {"disable-cuda-graph", NULL, OPT_HONOURED, OPT_FLAG, AT(no_graphs), NULL, 0, 0, NULL,
      "on a GPU, launch every kernel of every step (the same bits, slower)", NULL},
-    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "auto|portable|avx2|avx512",
+    {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "auto|portable|avx2|avx512|neon",
      "kernels [the best of this machine]", NULL},
     {"quantization", NULL, OPT_HONOURED, OPT_STRING, AT(quantization), NULL, 0, 0, NULL,
      "format that BF16 projections get while they are loaded: fp8-block, mxfp8, nvfp4, ... [as stored]", NULL},

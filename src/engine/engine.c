@@ -148,6 +148,7 @@ static void publish(struct engine *e)
     pthread_mutex_lock(&e->lock);
     st->running = e->s.n_running;
     st->waiting = e->s.n_waiting;
+    st->waiting_tokens = e->s.waiting_tokens;
     st->pages_total = pages_total(e->s.pages);
     st->pages_free = pages_available(e->s.pages);
     st->pages_cached = radix_evictable(e->s.tree);
@@ -446,12 +447,12 @@ err_t engine_submit(struct engine *e, struct request *r, struct err *err)
 {
     err_t rc = check_request(e, r, err);
     if (rc != OK) return rc;
-    struct seq *q = mem_alloc(sizeof(*q));
-    struct msg *m = mem_alloc(sizeof(*m));
-    struct rid_entry *x = mem_alloc(sizeof(*x));
+    struct seq *q = mem_try(sizeof(*q));
+    struct msg *m = mem_try(sizeof(*m));
+    struct rid_entry *x = mem_try(sizeof(*x));
     r->t_submit = clock_ns();
     r->seq = q;
-    if (!fill_seq(e, q, r)) rc = err_set(err, ERR_NOMEM, "no memory for the request");
+    if (!q || !m || !x || !fill_seq(e, q, r)) rc = err_set(err, ERR_NOMEM, "no memory for the request");
     if (rc == OK) rc = enter(e, r, m, x, err);
     if (rc != OK) {
         r->seq = NULL;

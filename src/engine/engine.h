@@ -52,6 +52,7 @@ struct engine_options {
 
 struct engine_stats {
     int32_t running, waiting;
+    int64_t waiting_tokens;
     int32_t pages_total, pages_free, pages_cached; /* cached: held by the tree alone */
     int64_t prompt_tokens, cached_tokens, output_tokens, steps, retractions, finished, aborted;
     double gen_throughput; /* tokens/s over the last seconds */

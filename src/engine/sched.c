@@ -36,6 +36,7 @@ void sched_queue(struct sched *s, struct seq *q)
     else s->tail = q;
     q->queued = true;
     s->n_waiting++;
+    s->waiting_tokens += q->n_ids;
 }
 
 void sched_unqueue(struct sched *s, struct seq *q)
@@ -47,6 +48,7 @@ void sched_unqueue(struct sched *s, struct seq *q)
     q->prev = q->next = NULL;
     q->queued = false;
     s->n_waiting--;
+    s->waiting_tokens -= q->n_ids;
 }
 
 static bool reserve_pages(struct seq *q, int32_t n)

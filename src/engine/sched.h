@@ -45,6 +45,7 @@ struct sched {
     bool draining;           /* only what has begun is admitted (an update waits) */
     struct seq *head, *tail; /* waiting */
     int32_t n_waiting;
+    int64_t waiting_tokens;  /* ids of those that wait */
     struct seq **running;    /* [max_running] */
     int32_t n_running;
     int64_t retractions, cached_tokens;

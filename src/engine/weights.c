@@ -49,6 +49,7 @@ static err_t stage(struct engine *e, struct update *u, const char *model,
         (rc = config_same_forward(e->o.config, &next, err)) == OK &&
         (rc = update_stage_dir(u, dir, loader_threads(o), &progress, err)) == OK)
         rc = update_prepare(u, err);
+    if (rc == OK) rc = model_check_update(e->o.model, u, err);
     res->bytes = atomic_load(&progress.bytes_done);
     mem_free(dir);
     return rc;

@@ -42,7 +42,7 @@
  *                       Model-Optimizer for MXFP8: never saturates.)
  *   mx*    ocp-floor    s = 2^(floor(log2 a) - 8 or - 2).  (OCP Microscaling v1.0; torchao.)
  *   mx*    even         the same after rounding a to one mantissa bit.  (compressed-tensors,
- *                       quantization/utils/mxfp_utils.)
+ *                       quantization/utils/mxfp4_utils.py.)
  *   mxfp4  modelopt     scales as round-up; elements with ties toward zero, and zeros of either
  *                       sign are code 8.  (Model-Optimizer, qtensor/mxfp4_tensor.py.)
  *

@@ -82,11 +82,9 @@ void forward_dense(struct slice *s);     /* adds to m->x */
 void forward_add(struct slice *s);       /* m->x += m->y */
 
 err_t forward_moe_new(struct cpu_model *m, act_t act, struct err *e) MUST_USE;
-/* ERR_INPUT if a scale that the activation format needs is missing. */
-err_t forward_moe_check(const struct cpu_model *m, int32_t layer, struct err *e) MUST_USE;
 
 /* numerics.c, for the table of cpu_model.c. */
 err_t cpu_set_numerics(struct model *base, act_t act, bool routed, struct err *e) MUST_USE;
-err_t cpu_check_inputs(const struct model *base, struct err *e) MUST_USE;
+err_t cpu_check_update(const struct model *base, const struct update *u, struct err *e) MUST_USE;
 
 #endif

@@ -16,9 +16,9 @@ err_t model_set_numerics(struct model *m, act_t act, bool routed, struct err *e)
     return m->ops->set_numerics(m, act, routed, e);
 }
 
-err_t model_check_inputs(const struct model *m, struct err *e)
+err_t model_check_update(const struct model *m, const struct update *u, struct err *e)
 {
-    return m->ops->check_inputs(m, e);
+    return m->ops->check_update(m, u, e);
 }
 
 void model_kv_clear(struct model *m, int32_t page)

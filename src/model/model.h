@@ -27,7 +27,7 @@
 #include "format/act.h"
 #include "model/config.h"
 #include "model/sample.h"
-#include "weight/store.h"
+#include "weight/update.h"
 
 #define KV_PAGE 16 /* tokens a page */
 
@@ -59,8 +59,8 @@ err_t model_specs(const struct config *c, struct slot_spec **specs, size_t *n,
                   struct err *e) MUST_USE;
 
 /* `store` must hold weights before the first submit; borrowed, as is `pool`.  `isa`: NULL for the
- * best of this machine, or "portable", "avx2", "avx512" (ERR_UNSUPPORTED if the machine lacks it).
- */
+ * best of this machine, or "portable", "avx2", "avx512", "neon" (ERR_UNSUPPORTED if the machine
+ * lacks it). */
 err_t model_new(struct model **out, const struct config *c, struct store *s, struct pool *pool,
                 int32_t n_kv_pages, int32_t max_step_tokens, const char *isa,
                 struct err *e) MUST_USE;
@@ -68,9 +68,11 @@ void model_free(struct model *m);
 /* How the layers compute; a new model has {ACT_BF16, false}.  `act`: what the inputs of quantized
  * matrices are rounded to (format/act.h; BF16 matrices always read BF16).  `routed`: the experts'
  * ids and weights go through the packed form of the routed operator: the same bits.  ERR_INPUT if
- * ACT_NVFP4 lacks an input scale; to be checked again (model_check_inputs) when weights change. */
+ * ACT_NVFP4 lacks an input scale. */
 err_t model_set_numerics(struct model *m, act_t act, bool routed, struct err *e) MUST_USE;
-err_t model_check_inputs(const struct model *m, struct err *e) MUST_USE;
+/* The same of a prepared update (NULL: of the resident weights): ERR_INPUT if committing it would
+ * leave a scale missing.  Any thread. */
+err_t model_check_update(const struct model *m, const struct update *u, struct err *e) MUST_USE;
 /* What engines of the formats' native devices round activations to, by the most frequent format of
  * the quantized matrices: a name of format/act.h, or one that is not offered. */
 const char *model_recipe(const struct store *s);

@@ -30,25 +30,11 @@ err_t forward_moe_new(struct cpu_model *m, act_t act, struct err *e)
     return OK;
 }
 
-static struct moe_weights weights_of(const struct cpu_model *m, const struct layer_slots *l)
-{
-    return (struct moe_weights){.experts = store_matrix(m->store, slot_expert(l, 0, MLP_GATE))};
-}
-
-err_t forward_moe_check(const struct cpu_model *m, int32_t layer, struct err *e)
-{
-    struct layer_slots l;
-    tensors_layer(&l, &m->c, layer);
-    struct moe_weights w = weights_of(m, &l);
-    err_t rc = moe_op_check_inputs(m->moe, &w, e);
-    return rc == OK ? OK : err_wrap(e, rc, "layer %d", layer);
-}
-
 void forward_moe(struct slice *s)
 {
     struct cpu_model *m = s->m;
     struct route r = route_of(&m->c);
-    struct moe_weights w = weights_of(m, &s->slots);
+    struct moe_weights w = {.experts = store_matrix(m->store, slot_expert(&s->slots, 0, MLP_GATE))};
     forward_norm(s, s->slots.post_norm);
     forward_gemm(m, m->router, m->a, s->n, s->slots.router);
     moe_op_route(m->moe, &r, m->router, s->n, NULL);

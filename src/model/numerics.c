@@ -109,38 +109,79 @@ err_t cpu_set_numerics(struct model *base, act_t act, bool routed, struct err *e
         return err_set(e, ERR_NOMEM, "no memory for rounded inputs of %d tokens", m->slice);
     m->act = act;
     m->routed = routed;
-    return cpu_check_inputs(base, e);
+    return cpu_check_update(base, NULL, e);
 }
 
-static err_t check_group(const struct cpu_model *m, const size_t *slots, int n, struct err *e)
+/* A group of matrices that one input scale serves. */
+struct group {
+    const struct cpu_model *m;
+    const struct update *u; /* where the scales are; NULL: resident */
+    size_t first;           /* quantized slot; SIZE_MAX: none */
+    bool has_scale;
+};
+
+static void group_add(struct group *g, size_t slot)
 {
-    float input;
-    if (!any_rounds(m, slots, n, &input) || input > 0.0f) return OK;
-    return err_set(e, ERR_INPUT,
-                   "activation format nvfp4: %s has no input_scale; nvfp4-per-token needs none",
-                   store_spec(m->store, slots[0])->name);
+    format_t f = store_spec(g->m->store, slot)->shape.format;
+    if (f == FORMAT_BF16) return;
+    if (g->first == SIZE_MAX) g->first = slot;
+    if (f != FORMAT_NVFP4) return;
+    float input = g->u ? update_input_scale(g->u, slot) : *store_matrix(g->m->store, slot)->input;
+    g->has_scale = g->has_scale || (input > 0.0f && input < INFINITY);
 }
 
-static err_t check_layer(const struct cpu_model *m, int32_t layer, struct err *e)
+static err_t group_end(struct group *g, struct err *e)
+{
+    err_t rc = OK;
+    if (g->first != SIZE_MAX && !g->has_scale)
+        rc = err_set(e, ERR_INPUT,
+                     "activation format nvfp4: %s has no input_scale; nvfp4-per-token needs none",
+                     store_spec(g->m->store, g->first)->name);
+    g->first = SIZE_MAX;
+    g->has_scale = false;
+    return rc;
+}
+
+static err_t check_group(struct group *g, const size_t *slots, int n, struct err *e)
+{
+    for (int i = 0; i < n; i++)
+        group_add(g, slots[i]);
+    return group_end(g, e);
+}
+
+static err_t check_experts(struct group *g, const struct layer_slots *l, struct err *e)
+{
+    for (int i = 0; i < g->m->c.n_experts; i++) {
+        group_add(g, slot_expert(l, i, MLP_GATE));
+        group_add(g, slot_expert(l, i, MLP_UP));
+    }
+    err_t rc = group_end(g, e);
+    for (int i = 0; rc == OK && i < g->m->c.n_experts; i++)
+        group_add(g, slot_expert(l, i, MLP_DOWN));
+    return rc == OK ? group_end(g, e) : rc;
+}
+
+static err_t check_layer(struct group *g, int32_t layer, struct err *e)
 {
     struct layer_slots l;
-    tensors_layer(&l, &m->c, layer);
+    tensors_layer(&l, &g->m->c, layer);
     const size_t qkv[] = {l.q, l.k, l.v}, pair[] = {l.gate, l.up};
-    err_t rc = check_group(m, qkv, 3, e);
-    if (rc == OK) rc = check_group(m, &l.o, 1, e);
-    if (rc == OK && !m->c.dense[layer]) return forward_moe_check(m, layer, e);
-    if (rc == OK) rc = check_group(m, pair, 2, e);
-    return rc == OK ? check_group(m, &l.down, 1, e) : rc;
+    err_t rc = check_group(g, qkv, 3, e);
+    if (rc == OK) rc = check_group(g, &l.o, 1, e);
+    if (rc == OK && !g->m->c.dense[layer]) return check_experts(g, &l, e);
+    if (rc == OK) rc = check_group(g, pair, 2, e);
+    return rc == OK ? check_group(g, &l.down, 1, e) : rc;
 }
 
-err_t cpu_check_inputs(const struct model *base, struct err *e)
+err_t cpu_check_update(const struct model *base, const struct update *u, struct err *e)
 {
     const struct cpu_model *m = (const struct cpu_model *)base;
     const size_t head = SLOT_HEAD;
+    struct group g = {.m = m, .u = u, .first = SIZE_MAX};
     if (!acts[m->act].static_scale) return OK;
-    err_t rc = check_group(m, &head, 1, e);
+    err_t rc = check_group(&g, &head, 1, e);
     for (int32_t i = 0; rc == OK && i < m->c.n_layers; i++)
-        rc = check_layer(m, i, e);
+        rc = check_layer(&g, i, e);
     return rc;
 }
 

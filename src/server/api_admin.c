@@ -73,15 +73,32 @@ static void server_info(struct xchg *x)
                st.gen_throughput, x->s->o.max_running);
 }
 
+/* Tokens that hold KV for somebody, without what only the prefix cache keeps. */
+static long long used_tokens(const struct engine_stats *st)
+{
+    return (long long)(st->pages_total - st->pages_free - st->pages_cached) * KV_PAGE;
+}
+
+/* The older form, which sglang-router asks for to choose the less loaded worker. */
+static void get_load(struct xchg *x)
+{
+    struct engine_stats st;
+    engine_stat(x->s->engine, &st);
+    buf_printf(&x->out, "[{\"dp_rank\":0,\"num_reqs\":%d,\"num_waiting_reqs\":%d,\"num_tokens\":%lld,"
+               "\"num_pending_tokens\":%lld,\"ts_tic\":%.3f}]", st.running + st.waiting, st.waiting,
+               used_tokens(&st) + (long long)st.waiting_tokens, (long long)st.waiting_tokens, clock_s());
+}
+
 static void loads(struct xchg *x)
 {
     struct engine_stats st;
     engine_stat(x->s->engine, &st);
     double used = st.pages_total ? (double)(st.pages_total - st.pages_free - st.pages_cached) / st.pages_total : 0;
     buf_printf(&x->out, "{\"timestamp\":%lld,\"version\":\"moult\",\"loads\":[{\"dp_rank\":0,\"num_running_reqs\":%d,"
-               "\"num_waiting_reqs\":%d,\"num_total_reqs\":%d,\"token_usage\":%.4f,\"gen_throughput\":%.3f,"
-               "\"max_running_requests\":%d}]}", (long long)time(NULL), st.running, st.waiting,
-               st.running + st.waiting, used, st.gen_throughput, x->s->o.max_running);
+               "\"num_waiting_reqs\":%d,\"num_total_reqs\":%d,\"num_used_tokens\":%lld,\"max_total_num_tokens\":%lld,"
+               "\"token_usage\":%.4f,\"gen_throughput\":%.3f,\"max_running_requests\":%d}]}",
+               (long long)time(NULL), st.running, st.waiting, st.running + st.waiting, used_tokens(&st),
+               (long long)st.pages_total * KV_PAGE, used, st.gen_throughput, x->s->o.max_running);
 }
 
 static void flush(struct xchg *x)
@@ -160,6 +177,7 @@ void api_admin(struct xchg *x, const json_t *b)
     else if (strstr(p, "server_info")) server_info(x);
     else if (strstr(p, "weight_version")) weight_version(x);
     else if (!strcmp(p, "/v1/loads")) loads(x);
+    else if (!strcmp(p, "/get_load")) get_load(x);
     else if (!strcmp(p, "/flush_cache")) flush(x);
     else if (!strcmp(p, "/abort_request")) abort_request(x, b);
     else update(x, b);
@@ -178,6 +196,7 @@ static const struct route routes[] = {
     {"/weight_version", M_GET, RUN_INLINE, false, false, api_admin},
     {"/get_weight_version", M_GET, RUN_INLINE, false, false, api_admin},
     {"/v1/loads", M_GET, RUN_INLINE, false, false, api_admin},
+    {"/get_load", M_GET, RUN_INLINE, false, false, api_admin},
     {"/v1/models", M_GET, RUN_INLINE, false, false, api_models},
     {"/v1/models/", M_GET, RUN_INLINE, false, false, api_model},
     {"/flush_cache", M_GET | M_POST, RUN_THREAD, false, false, api_admin},

@@ -18,6 +18,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#define STOP_S 5 /* seconds that server_stop waits for calls to end */
+
 static void xchg_free(struct xchg *x)
 {
     for (int32_t i = 0; i < x->n_slots; i++) slot_release(&x->slots[i]);
@@ -139,7 +141,7 @@ static ssize_t reader(void *cls, uint64_t pos, char *to, size_t max)
     for (;;) {
         pthread_mutex_lock(&x->m);
         x->wake = false;
-        bool gone = x->gone;
+        bool gone = x->gone || x->cut;
         pthread_mutex_unlock(&x->m);
         if (gone) return MHD_CONTENT_READER_END_WITH_ERROR;
         if (x->out_at == x->out.len) {
@@ -157,20 +159,32 @@ static ssize_t reader(void *cls, uint64_t pos, char *to, size_t max)
             return (ssize_t)n;
         }
         pthread_mutex_lock(&x->m);
-        bool sleep = !x->wake && !x->s->stopping;
+        bool sleep = !x->wake;
         if (sleep) {
             x->suspended = true;
             MHD_suspend_connection(x->c);
         }
         pthread_mutex_unlock(&x->m);
         if (sleep) return 0;
-        if (x->s->stopping && !x->wake) return MHD_CONTENT_READER_END_WITH_ERROR;
     }
 }
 
 static void reader_free(void *cls)
 {
     xchg_unref(cls);
+}
+
+static enum MHD_Result send_cut(struct xchg *x)
+{
+    static const char text[] = "{\"object\":\"error\",\"message\":\"server is stopping\",\"code\":503,"
+                               "\"error\":{\"message\":\"server is stopping\",\"code\":503}}";
+    struct MHD_Response *r = MHD_create_response_from_buffer(sizeof text - 1, (char *)(uintptr_t)text,
+                                                             MHD_RESPMEM_PERSISTENT);
+    if (!r) return MHD_NO;
+    MHD_add_response_header(r, "Content-Type", "application/json");
+    enum MHD_Result rc = MHD_queue_response(x->c, 503, r);
+    MHD_destroy_response(r);
+    return rc;
 }
 
 static enum MHD_Result send_reply(struct xchg *x)
@@ -280,8 +294,9 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
         return MHD_YES;
     }
     pthread_mutex_lock(&x->m);
-    bool replied = x->replied;
+    bool replied = x->replied, cut = x->cut;
     pthread_mutex_unlock(&x->m);
+    if (cut) return send_cut(x);
     if (replied) return send_reply(x);
     if (x->started) return MHD_YES;
     x->started = true;
@@ -371,7 +386,7 @@ err_t server_start(struct server **out, const struct server_options *o, struct e
     CHECK(pthread_create(&s->watcher, NULL, watcher, s) == 0);
     if (listen_at(s, e)) {
         err_t rc = e ? e->code : ERR_IO;
-        server_stop(s);
+        (void)server_stop(s);
         return rc;
     }
     *out = s;
@@ -414,48 +429,62 @@ void server_drain(struct server *s)
     s->draining = true;
 }
 
-/* No connection may be suspended when the daemon stops, and no thread may still use the server.  An update that
- * is being staged cannot be interrupted: this lasts as long as it does.  The abort is repeated because a worker
- * that had passed the check of `stopping` may submit after the first one. */
-static void resume_all(struct server *s)
+/* Aborts and answers what is in flight, for at most STOP_S seconds.  The abort is repeated because a worker that
+ * had passed the check of `stopping` may submit after the first one.  Returns how many calls are still at work: an
+ * update that is being staged, or a long text in the tokenizer, cannot be interrupted. */
+static int answer_all(struct server *s)
 {
+    int64_t until = clock_ns() + (int64_t)STOP_S * 1000000000;
     for (;;) {
+        int working = 0;
         if (s->ready) engine_abort(s->engine, "", true);
         pthread_mutex_lock(&s->m);
-        bool busy = s->n_threads > 0;
         for (struct xchg *x = s->live; x; x = x->next_live) {
             pthread_mutex_lock(&x->m);
-            if (x->suspended && x->stream && x->replied) wake_locked(x);
-            else if (x->suspended) busy = true;
+            working += x->suspended; /* what is not waits for its client to read */
             pthread_mutex_unlock(&x->m);
         }
+        if (s->n_threads > working) working = s->n_threads; /* whose client has left */
+        bool none = !working && !s->live;
         pthread_mutex_unlock(&s->m);
-        if (!busy) return;
+        if (none || clock_ns() > until) return working;
         usleep(10000);
     }
 }
 
-void server_stop(struct server *s)
+/* Those that are still at work: told that there will be no answer, which their threads know nothing of. */
+static void cut_all(struct server *s)
 {
-    int listener = s->daemon ? MHD_quiesce_daemon(s->daemon) : -1;
-    pthread_mutex_lock(&s->m);
-    s->stopping = true;
-    pthread_mutex_unlock(&s->m);
-    if (s->daemon) resume_all(s); /* the workers live on meanwhile: they build the replies */
-    work_stop(s);
-    eventfd_write(s->stop_fd, 1);
-    pthread_join(s->watcher, NULL);
     pthread_mutex_lock(&s->m);
     for (struct xchg *x = s->live; x; x = x->next_live) {
         pthread_mutex_lock(&x->m);
         if (x->suspended) {
-            reply_error(x, 503, "server is stopping");
-            x->replied = true;
+            x->cut = true;
+            if (!x->stream) x->replied = true;
             wake_locked(x);
         }
         pthread_mutex_unlock(&x->m);
     }
     pthread_mutex_unlock(&s->m);
+    usleep(200000); /* the daemon's time to send it */
+}
+
+bool server_stop(struct server *s)
+{
+    int listener = s->daemon ? MHD_quiesce_daemon(s->daemon) : -1;
+    pthread_mutex_lock(&s->m);
+    s->stopping = true;
+    pthread_mutex_unlock(&s->m);
+    /* The workers live on meanwhile: they build the replies.  No connection may be suspended when the daemon stops. */
+    int working = s->daemon ? answer_all(s) : 0;
+    if (working) {
+        cut_all(s);
+        log_line(LOG_WARN, "%d calls could not be ended in %d s", working, STOP_S);
+        return false;
+    }
+    work_stop(s);
+    eventfd_write(s->stop_fd, 1);
+    pthread_join(s->watcher, NULL);
     if (s->daemon) MHD_stop_daemon(s->daemon);
     if (listener >= 0) close(listener);
     close(s->epoll_fd);
@@ -463,4 +492,5 @@ void server_stop(struct server *s)
     mem_free(s->watch);
     pthread_mutex_destroy(&s->m);
     mem_free(s);
+    return true;
 }

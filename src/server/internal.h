@@ -64,7 +64,7 @@ struct xchg {
     struct xchg *next_work, *prev_live, *next_live;
 
     pthread_mutex_t m;
-    bool suspended, wake, replied, gone, building, submitted;
+    bool suspended, wake, replied, gone, building, submitted, cut; /* cut: answered by the stop */
     int n_done;
 
     int status;

@@ -175,11 +175,17 @@ void store_put(const struct store *s, void *arena, size_t slot, part_t part, siz
                        row0, n, canon);
 }
 
+void store_get_from(const struct store *s, const void *arena, void *canon, size_t slot, part_t part,
+                    size_t row0, size_t n)
+{
+    CHECK(slot < s->n && arena);
+    s->memory.ops->get(s->memory.ctx, canon, &s->specs[slot].shape, part, row0, n,
+                       (const char *)arena + s->offsets[slot]);
+}
+
 void store_get(const struct store *s, void *canon, size_t slot, part_t part, size_t row0, size_t n)
 {
-    CHECK(slot < s->n && s->arena);
-    s->memory.ops->get(s->memory.ctx, canon, &s->specs[slot].shape, part, row0, n,
-                       (const char *)s->arena + s->offsets[slot]);
+    store_get_from(s, s->arena, canon, slot, part, row0, n);
 }
 
 void store_swap(struct store *s, void **a)

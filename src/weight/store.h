@@ -56,6 +56,8 @@ void *store_arena_new(const struct store *s);
 void store_arena_free(const struct store *s, void *arena);
 void store_put(const struct store *s, void *arena, size_t slot, part_t part, size_t row0, size_t n,
                const void *canon);
+void store_get_from(const struct store *s, const void *arena, void *canon, size_t slot, part_t part,
+                    size_t row0, size_t n);
 void store_swap(struct store *s, void **a);
 /* Canonical rows of a resident part. */
 void store_get(const struct store *s, void *canon, size_t slot, part_t part, size_t row0, size_t n);

@@ -165,6 +165,14 @@ err_t update_prepare(struct update *u, struct err *e)
     return OK;
 }
 
+float update_input_scale(const struct update *u, size_t slot)
+{
+    CHECK(u->state == PREPARED);
+    float input;
+    store_get_from(u->store, u->next, &input, slot, PART_INPUT, 0, 1);
+    return input;
+}
+
 void update_commit(struct update *u)
 {
     CHECK(u->state == PREPARED);

@@ -43,6 +43,8 @@ err_t update_stage_dir(struct update *u, const char *dir, int n_threads,
 err_t update_stage(struct update *u, const char *name, const uint16_t *bf16, uint64_t rows,
                    uint64_t cols, struct err *e) MUST_USE;
 err_t update_prepare(struct update *u, struct err *e) MUST_USE;
+/* Once prepared: the input scale of a quantized matrix; NaN: none. */
+float update_input_scale(const struct update *u, size_t slot);
 void update_commit(struct update *u);
 void update_free(struct update *u); /* after a commit it frees the former generation */
 

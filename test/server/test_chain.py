@@ -170,3 +170,18 @@ def test_special_tokens_are_skipped_or_kept():
             body = {"input_ids": [START], "sampling_params": sp}
             assert s.post("/generate", body)[1]["text"] == want
             assert "".join(f["text"] for f in s.stream("/generate", body)) == want
+
+
+def test_odd_temperatures():
+    """C35: logits that differ by 45: every legal temperature gives finite numbers, and the likely token where it can."""
+    ids = list(range(256, 264))
+    with Chain(steps=follow(ids)) as s:
+        for t in (0, 1e-8, 9e-7, 1e-6, 1e-5, 1e-4, 0.1, 1, 1e30, 3.4e38):
+            r = s.generate([START], len(ids), temperature=t, sampling_seed=3)
+            assert all(-1e4 < x[0] <= 0 for x in r["meta_info"]["output_token_logprobs"]), (t, r)
+            assert t > 1 or r["output_ids"] == ids, (t, r)
+        for bad in (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e-9", b'"1"', b"3.5e38"):
+            for path, body in (("/generate", b'{"input_ids":[10],"sampling_params":{"temperature":%s}}'),
+                               ("/v1/completions", b'{"prompt":[10],"temperature":%s}'),
+                               ("/v1/chat/completions", b'{"input_ids":[10],"temperature":%s}')):
+                assert s.post(path, body % bad)[0] == 400, (path, bad)

@@ -1,9 +1,13 @@
 """Bad and odd input: an answer that names the fault, nothing lost, neighbours undisturbed."""
 import json
+import re
+import resource
 import threading
 import time
 
 from harness import EARLY, SLOW, Server, signature
+
+LONG = 200 if SLOW else 800  # tokens of neighbours
 
 BAD_SAMPLING = [  # C35, C37, C45, C47
     '{"temperature": -1}', '{"temperature": "nan"}', '{"temperature": NaN}', '{"temperature": Infinity}',
@@ -13,7 +17,9 @@ BAD_SAMPLING = [  # C35, C37, C45, C47
     '{"n": 0}', '{"stop": [""]}', '{"stop": 5}', '{"stop_token_ids": ["a"]}', '{"sampling_seed": -1}',
     '{"sampling_seed": 9223372036854775808}', '{"logit_bias": {"2048": 1}}', '{"logit_bias": {"-1": 1}}',
     '{"logit_bias": {"5.5": 1}}', '{"logit_bias": {"abc": 1}}', '{"logit_bias": {"0x10": 1}}',
-    '{"logit_bias": {"5": null}}', '{"logit_bias": {"2147483648": 1}}', '{"temprature": 1}',
+    '{"logit_bias": {"5": null}}', '{"logit_bias": {"2147483648": 1}}', '{"logit_bias": {"191222": 1}}',
+    '{"logit_bias": {"5": NaN}}', '{"logit_bias": {"5": "1"}}', '{"logit_bias": {"": 1}}', '{"logit_bias": {" 5": 1}}',
+    '{"logit_bias": {"+5": 1}}', '{"logit_bias": {"5": 1e31}}', '{"logit_bias": [5]}', '{"temprature": 1}',
     '{"regex": "a+"}', '{"json_schema": "{}"}',
 ]
 BAD_INPUT = [  # C39, C53
@@ -30,6 +36,11 @@ BAD_INPUT = [  # C39, C53
 def test_bad_requests_are_named():
     with Server(EARLY) as s:
         before = signature(s)
+        long = s.generate([5, 6, 7], LONG, ignore_eos=True)
+        beside, ts = [], [threading.Thread(target=lambda: beside.append(s.generate([5, 6, 7], LONG, ignore_eos=True)))
+                          for _ in range(8)]
+        for t in ts:
+            t.start()
         bodies = ['{"text": "a", "sampling_params": %s}' % b for b in BAD_SAMPLING] + BAD_INPUT
         for body in bodies:
             for streaming in (False, True):
@@ -45,6 +56,21 @@ def test_bad_requests_are_named():
         assert "temprature" in r["message"] and "temperature" in r["message"], r
         r = s.post("/generate", '{"input_ids": [5, 2048]}')[1]
         assert "2048" in r["message"] and "1" in r["message"], r
+        for bad in (b for b in BAD_INPUT if b.startswith('{"input_ids": [') and "[]" not in b and '"1"' not in b):
+            ids = bad[len('{"input_ids": '):-1]  # ["1"] is a list of texts there
+            for path, body in (("/v1/completions", '{"prompt": %s}' % ids),
+                               ("/v1/chat/completions", '{"input_ids": %s}' % ids)):  # C39
+                status, r = s.post(path, body)
+                assert status == 400 and len(r["message"]) > 5, (path, body, status, r)
+        many = {str(i): 1 for i in range(300000)}
+        status, r = s.post("/generate", {"input_ids": [5], "sampling_params": {"logit_bias": many}})
+        assert status == 400 and "logit_bias" in r["message"] and "2048" in r["message"], (status, r)
+        for t in ts:
+            t.join()
+        assert len(beside) == 8
+        for r in beside:  # the same bits as in a run of its own
+            assert r["output_ids"] == long["output_ids"]
+            assert r["meta_info"]["output_token_logprobs"] == long["meta_info"]["output_token_logprobs"]
         assert signature(s) == before
         s.idle()
 
@@ -56,6 +82,9 @@ def test_odd_but_legal():
             assert all(abs(x[0]) < 1e38 for x in r["meta_info"]["output_token_logprobs"])
         greedy = s.generate([32] * 9, 8, ignore_eos=True)["output_ids"]
         assert s.generate([32] * 9, 8, temperature=1e-8, ignore_eos=True)["output_ids"] == greedy
+        for value in (1e9, -1e9, 1e30):  # the last id there is
+            r = s.generate([5], 2, logit_bias={"2047": value}, ignore_eos=True, top_logprobs_num=5)
+            assert (r["output_ids"] == [2047] * 2) == (value > 0), r
         only = {str(i): -100 for i in range(2048) if i != 77}
         assert set(s.generate([5], 5, temperature=1, logit_bias=only)["output_ids"]) == {77}
         r = s.generate([5], 0, logprob_start_len=0)  # scoring
@@ -82,15 +111,88 @@ def test_json_attacks():
     """C51: depth, size, digits; the server lives and stays quick."""
     with Server(EARLY, "--max-body-bytes", str(8 << 20)) as s:
         for depth in (65, 3000, 10000, 1000000):
-            t = time.time()
-            status, r = s.post("/generate", '{"text":"a","x":' + "[" * depth + "]" * depth + "}")
-            assert status == 400, (depth, status)
-            assert time.time() - t < 2
+            deep = "[" * depth + "]" * depth
+            for path, body in (("/generate", '{"text":"a","x":%s}' % deep),
+                               ("/v1/chat/completions", '{"messages":[{"role":"user","content":%s}]}' % deep),
+                               ("/v1/chat/completions", '{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function",'
+                                '"function":{"name":"f","parameters":{"a":%s}}}]}' % deep)):
+                t = time.time()
+                status, r = s.post(path, body)
+                assert status == 400 and "deeper" in r["message"], (depth, status)
+                assert SLOW or time.time() - t < 2
+        assert s.post("/generate", '{"text":"a","x":%s,"sampling_params":{"max_new_tokens":1}}' % ("[" * 63 + "]" * 63))[0] == 200
+        two = '{"prompt":"a","max_tokens":1,"model":"x","model":"y"}'  # the last wins
+        assert s.post("/v1/completions", two)[1]["model"] == "y"
         assert s.post("/generate", '{"text":"' + "a" * (9 << 20) + '"}')[0] == 413
         assert s.post("/generate", '{"text":"a","sampling_params":{"max_new_tokens":' + "1" * (1 << 20) + "}}")[0] == 400
         keys = ",".join('"k%d":1' % i for i in range(200000))
         assert s.post("/generate", '{"text":"a","sampling_params":{"max_new_tokens":1},' + keys + "}")[0] == 200
         assert s.get("/health")[0] == 200
+
+
+def test_json_attacks_on_small_stacks():
+    """C51: the same with threads of 256 kB; a big body costs a small multiple of itself."""
+    limit = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, ((2048 if SLOW else 256) << 10, limit[1]))
+    try:
+        s = Server(EARLY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, limit)
+    with s:
+        for depth in (64, 65, 1000000):
+            assert s.post("/generate", '{"text":"a","x":' + "[" * depth + "]" * depth + "}")[0] == 400
+        assert s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2})[0] == 200
+        assert s.generate([5], 4)["output_ids"]
+        assert s.post("/generate", b'{"text":"a","x":"' + b"a" * (100 << 20) + b'"}')[0] == 413
+        peak = memory_peak(s)
+        body = b'{"input_ids":[5],"sampling_params":{"max_new_tokens":1},"x":"' + b"a" * (50 << 20) + b'"}'
+        t = time.time()
+        assert s.post("/generate", body)[0] == 200
+        assert SLOW or (memory_peak(s) - peak < 3 * len(body) and time.time() - t < 15), (memory_peak(s) - peak) / len(body)
+
+
+def memory_peak(s):
+    return int(re.search(r"VmHWM:\s+(\d+)", open(f"/proc/{s.proc.pid}/status").read()).group(1)) << 10
+
+
+def said(*turns):
+    return [{"role": r, "content": c} for r, c in turns]
+
+
+ODD_PROMPTS = [  # C53: prompt, status
+    ("", 400), ([], 400), ([""], 400), ([[]], 400), (["a", ""], 400), (None, 400), (5, 400), ({"a": 1}, 400), ([None], 400),
+    ([5, "a"], 400), (["a", 5], 400), ([[5], []], 400), ([True], 400), (["a"] * 1024, 200), ([[5], [6, 7]], 200), ([5], 200),
+]
+ODD_MESSAGES = [
+    ([], 400), (said(("assistant", "x")), 200), (said(("system", "x")), 200), (said(("user", "")), 200), (said(("user", [])), 200),
+    (said(("assistant", "")), 200), (said(("nobody", "x")), 200), (said(("user", 5)), 400), (said((5, "x")), 400),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], 400), ([[]], 400), ([None], 400),
+    (said(*[("user", "x")] * 10000), 400),  # longer than the context
+]
+
+
+def test_empty_and_odd_content():
+    """C53: each row 200 or 400 with the field's name, streamed (no frame before it) or not; batches in order."""
+    with Server(EARLY) as s:
+        for path, field, rows in (("/v1/completions", "prompt", ODD_PROMPTS), ("/v1/chat/completions", "messages", ODD_MESSAGES)):
+            for value, want in rows:
+                for stream in (False, True):
+                    body = {field: value, "max_tokens": 1, "temperature": 0, "stream": stream}
+                    status, r = s.request("POST", path, json.dumps(body), {"Content-Type": "application/json"}, raw=True)
+                    assert status == want, (path, str(value)[:80], stream, status, r[:300])
+                    if status == 400:
+                        message = json.loads(r)["message"]
+                        assert any(word in message for word in (field, "input_ids", "text", "content", "role", "longer than")), message
+                    elif not stream:
+                        assert [c["index"] for c in json.loads(r)["choices"]] == list(range(len(json.loads(r)["choices"])))
+        status, r = s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": None}], "max_tokens": 1})
+        assert status in (200, 400), status
+        both = {"text": "a", "input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}}
+        assert s.post("/generate", both)[1]["meta_info"]["prompt_tokens"] == 2
+        r = s.post("/generate", {**both, "text": None, "input_ids": [[5], [6, 7], [8] * 5]})[1]
+        assert [x["meta_info"]["prompt_tokens"] for x in r] == [1, 2, 5]
+        assert s.generate([5], 2)["output_ids"]
+        s.idle()
 
 
 def test_routes():
@@ -107,21 +209,41 @@ def test_routes():
 
 
 def test_too_long_and_exact_fit():
-    """C59: what can never fit is refused or ended at once; the small ones behind it finish."""
+    """C59: what can never fit is refused or ended at once; the 20 small ones behind it finish; nothing stands still."""
     with Server(EARLY, "--max-total-tokens", "1024") as s:
-        t = time.time()
-        small = [threading.Thread(target=s.generate, args=([5, i], 5)) for i in range(20)]
-        for x in small:
-            x.start()
-        assert s.post("/generate", {"input_ids": [5] * 2000})[0] == 400
-        assert s.post("/generate", {"input_ids": [5] * 4096})[0] == 400
-        r = s.generate([5] * 10, 1014, ignore_eos=True)
-        assert r["meta_info"]["finish_reason"]["type"] == "length" and r["meta_info"]["completion_tokens"] == 1014
-        r = s.generate([5] * 10, 3000, ignore_eos=True)
-        assert r["meta_info"]["finish_reason"]["type"] == "length", r["meta_info"]["finish_reason"]
-        for x in small:
-            x.join()
-        assert SLOW or time.time() - t < 30
+        stop, worst = threading.Event(), [0.0]
+
+        def watch():  # how long requests wait with none running
+            since = None
+            while not stop.is_set():
+                load = s.loads()
+                stuck = load["num_running_reqs"] == 0 and load["num_waiting_reqs"] > 0
+                since = since or time.time() if stuck else None
+                worst[0] = max(worst[0], time.time() - since if since else 0)
+                time.sleep(0.02)
+        w = threading.Thread(target=watch)
+        w.start()
+        # prompt tokens, max_new_tokens, tokens that come (None: refused); the last one drawn needs no KV
+        for n, new, want in ((1025, 1, None), (2000, 5, None), (4096, 1, None), (1024, 1, 1), (1024, 5, 1), (1023, 2, 2),
+                             (10, 1014, 1014), (10, 1015, 1015), (10, 1016, 1015), (10, 3000, 1015)):
+            t = time.time()
+            got, first = [], threading.Thread(target=lambda: got.append(s.post("/generate", {
+                "input_ids": [5] * n, "sampling_params": {"max_new_tokens": new, "ignore_eos": True, "temperature": 0}})))
+            first.start()
+            small = [threading.Thread(target=s.generate, args=([5, i], 5)) for i in range(20)]
+            for x in small:
+                x.start()
+            for x in [first] + small:
+                x.join()
+            status, r = got[0]
+            if want is None:
+                assert status == 400 and (SLOW or time.time() - t < 3), (n, new, status)
+                continue
+            assert status == 200 and r["meta_info"]["completion_tokens"] == want, (n, new, status, r["meta_info"])
+            assert r["meta_info"]["finish_reason"]["type"] == "length" and (SLOW or time.time() - t < 60)
+        stop.set()
+        w.join()
+        assert worst[0] < 1, worst
 
 
 def latencies(s, seconds, stop=None):

@@ -1,5 +1,7 @@
 """/generate: ids, logprobs, seeds, stops, streams, aborts, clients that leave."""
 import json
+import os
+import random
 import socket
 import struct
 import threading
@@ -78,6 +80,24 @@ def test_seeds():
         assert [r["output_ids"] for r in repeat] == [r["output_ids"] for r in eight]
         one = s.generate(p, 24, sampling_seed=42, **kw)
         assert one["output_ids"] == eight[0]["output_ids"]
+        cold = s.generate(p, 24, sampling_seed=42, **{**kw, "temperature": 0.3})
+        assert cold["output_ids"] != one["output_ids"]  # the temperature counts
+        # four prompts, four samples each: by prompt, then by sample, each as when it is asked for alone
+        prompts = [p, [5], [6, 7], list(range(40))]
+        sp = {"max_new_tokens": 12, "sampling_seed": 9, "n": 4, **kw}
+        got = s.post("/generate", {"input_ids": prompts, "sampling_params": sp})[1]
+        want = [r["output_ids"] for q in prompts for r in s.generate(q, 12, n=4, sampling_seed=9, **kw)]
+        assert [r["output_ids"] for r in got] == want and len({tuple(x) for x in want}) == 16
+        choices = s.post("/v1/completions", {"prompt": prompts, "max_tokens": 12, "seed": 9, "n": 4, "temperature": 1.0,
+                                             "ignore_eos": True})[1]["choices"]
+        assert [c["index"] for c in choices] == list(range(16))
+        assert [c["text"] for c in choices] == [r["text"] for r in got]
+        zero = [s.generate(p, 24, sampling_seed=0, **kw)["output_ids"] for _ in range(2)]
+        assert zero[0] == zero[1]
+        null = [s.generate(p, 24, sampling_seed=None, **kw)["output_ids"] for _ in range(2)]
+        assert null[0] != null[1]
+        last = s.generate(p, 4, sampling_seed=2 ** 63 - 1, **kw)
+        assert last["meta_info"]["sampling_seed"] == 2 ** 63 - 1
 
 
 def test_streams_equal_answers():
@@ -150,6 +170,58 @@ def test_client_leaves():
                 s.idle(10 if SLOW else 3)
         status, text = s.post("/flush_cache", {})
         assert status == 200, text
+
+
+def threads_and_files(s):
+    return len(os.listdir(f"/proc/{s.proc.pid}/task")), len(os.listdir(f"/proc/{s.proc.pid}/fd"))
+
+
+def test_client_leaves_anywhere():
+    """C49: within a chunked prefill, by half closing (taken as leaving on every route), and many times at random."""
+    with Server(EARLY, "--max-running-requests", "4", "--chunked-prefill-size", "16") as s:
+        s.generate([5], 2)
+        before = threads_and_files(s)
+        sp = {"temperature": 0, "max_new_tokens": 3900, "ignore_eos": True}
+        for stream in (False, True):
+            send_and_leave(s, {"input_ids": [5] * 4000, "rid": "again", "sampling_params": {"max_new_tokens": 1},
+                               "stream": stream}, "rst", 0.1)
+            s.idle(3)
+            r = s.generate([5], 2, rid="again")  # the id is free at once
+            assert r["meta_info"]["id"] == "again"
+        for path, field in (("/generate", "text"), ("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
+            body = {"max_tokens": 3900, "ignore_eos": True, "sampling_params": sp} if path != "/generate" else {"sampling_params": sp}
+            body[field] = [{"role": "user", "content": "x"}] if field == "messages" else "x"
+            data = json.dumps(body).encode()
+            c = socket.create_connection(("127.0.0.1", s.port))
+            c.sendall(b"POST " + path.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+                      + str(len(data)).encode() + b"\r\n\r\n" + data)
+            time.sleep(0.1)
+            c.shutdown(socket.SHUT_WR)
+            s.idle(5)
+            c.close()
+        rng, ts = random.Random(49), []
+        for i in range(60 if SLOW else 1000):
+            n = rng.choice((1, 3, 40, 300))
+            body = {"input_ids": [rng.randrange(2000)] * n, "stream": rng.random() < 0.5, "rid": f"r{i}",
+                    "sampling_params": {"max_new_tokens": rng.choice((1, 20, 3000)), "ignore_eos": True, "n": rng.choice((1, 1, 2))}}
+            t = threading.Thread(target=send_and_leave, args=(s, body, rng.choice(("fin", "rst")), rng.random() * 0.05))
+            t.start()
+            ts.append(t)
+            if len(ts) == 20:
+                for t in ts:
+                    t.join()
+                ts = []
+        for t in ts:
+            t.join()
+        s.idle(20)
+        assert s.post("/flush_cache", {})[0] == 200
+        info = s.get("/server_info")[1]
+        assert info["kv_pages_free"] == info["kv_pages_total"] and info["kv_pages_cached"] == 0, info
+        end = time.time() + 5
+        while threads_and_files(s) != before and time.time() < end:
+            time.sleep(0.05)
+        assert threads_and_files(s) == before, (before, threads_and_files(s))
+        assert s.generate([5], 2)["output_ids"]
 
 
 def test_abort_keeps_a_prefix():

@@ -18,7 +18,8 @@ def random_model(path, seed, **k):
                           intermediate_size=96, moe_intermediate_size=48, eos_token_id=1, **k)
     rng, tensors, arrays = np.random.default_rng(seed), {}, {}
     for name, shape in checkpoint.shapes(c).items():
-        a = (rng.standard_normal(shape) * (1.5 / math.sqrt(shape[1])) if len(shape) > 1 else 1 + 0.1 * rng.standard_normal(shape))
+        a = rng.standard_normal(shape)
+        a = a * (1.5 / math.sqrt(shape[1])) if len(shape) > 1 else 1 + 0.1 * a
         bits = a.astype("<f4").view("<u4")
         bits = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
         tensors[name] = (shape, bits.tobytes())
@@ -106,6 +107,27 @@ def test_dense_layers():
                 print(f"  dense layers {dense}: mean difference {mean:.2g}, without them {sum(rough) / len(rough):.2g}")
                 assert len(off) == 6 * 39 * VOCAB and mean < LIMIT, mean
                 assert not dense or sum(rough) / len(rough) > 20 * mean
+
+
+def test_bias_against_float64():
+    """C37: a bias is added to the logits of float64, whatever its size."""
+    if no_numpy("test_bias_against_float64"):
+        return
+    import numpy as np
+    with tempfile.TemporaryDirectory() as d:
+        c, w = random_model(d, 7)
+        rng = random.Random(37)
+        with Server(d) as s:
+            for size in (0.5, 5, 100):
+                ids = [rng.randrange(2, VOCAB) for _ in range(12)]
+                bias = {i: rng.uniform(-size, size) for i in range(0, VOCAB, 3)}
+                r = s.generate(ids, 1, logit_bias={str(i): v for i, v in bias.items()}, top_logprobs_num=VOCAB)
+                y = forward64(c, w, ids)[-1]
+                for i, v in bias.items():
+                    y[i] += v
+                y = y - y.max() - np.log(np.exp(y - y.max()).sum())
+                off = [abs(lp - y[i]) for lp, i, _ in r["meta_info"]["output_top_logprobs"][0]]
+                assert len(off) == VOCAB and sum(off) / VOCAB < 5 * LIMIT, (size, sum(off) / VOCAB)
 
 
 def full_rows(r, where="output"):

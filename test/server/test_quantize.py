@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from harness import FINAL, MOULT, SLOW
+from harness import FINAL, MOULT, SLOW, Server
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 try:
@@ -235,6 +235,9 @@ def test_errors_leave_nothing():
         os.mkdir(f("there"))
         poisoned(f("nan"), "model.layers.1.mlp.experts.4.up_proj.weight", 0x7FC0)
         poisoned(f("huge"), "model.layers.2.self_attn.k_proj.weight", 0x7F7F)
+        shutil.copytree(FINAL, f("tied"))
+        c = json.load(open(f("tied/config.json")))
+        json.dump(dict(c, tie_word_embeddings=True), open(f("tied/config.json"), "w"))
         before = sorted(os.listdir(f.dir))
         mxfp8 = ("--format", "mxfp8")
         for args, says in (
@@ -247,6 +250,7 @@ def test_errors_leave_nothing():
                 ((FINAL, f("x"), *mxfp8, "--rule", "amax"), ("amax", "round-up")),
                 ((FINAL, f("x"), *mxfp8, "--exclude", "layers.7"), ("layers.7", "--exclude")),
                 ((FINAL, f("x"), *mxfp8, "--bf16-last-n", "3"), ("nothing is left",)),
+                ((f("tied"), f("x"), *mxfp8, "--lm-head"), ("--lm-head", "tie_word_embeddings")),
                 ((f("nan"), f("x"), *mxfp8), ("model.layers.1.mlp.experts.4.up_proj", "row 2", "not finite")),
                 ((f("nan"), f("x"), "--format", "nvfp4"), ("model.layers.1.mlp.experts.4.up_proj", "not finite")),
                 ((f("huge"), f("x"), *mxfp8), ("model.layers.2.self_attn.k_proj", "mxfp8"))):
@@ -382,3 +386,32 @@ def test_inspect_names_what_is_odd():
         run("inspect", f("absent"), rc=1)
         text = run("inspect", f("a"))
         assert "mxfp8" in text and "0-2" in text and "odd" not in text
+
+
+def test_quantized_while_loading_is_the_same():
+    """`serve --quantization F` of the BF16 model and `serve` of what quantize wrote: the same logprobs, bit for bit."""
+    prompts = ["Question: Tom has 3 apples and buys 5 more. How many?\nAnswer:", "What is 12 + 30?", "a"]
+    for fmt in ("nvfp4",) if SLOW else ("nvfp4", "fp8-block", "fp8-tensor", "fp8-channel", "mxfp8", "mxfp4"):
+        with Folder() as f:
+            run("quantize", FINAL, f("q"), "--format", fmt)
+            answers = []
+            for args in ((f("q"),), (FINAL, "--quantization", fmt)):
+                with Server(*args) as s:
+                    answers.append([s.generate(p, 12, logprob_start_len=0)["meta_info"] for p in prompts])
+            for a, b in zip(*answers):
+                assert a["input_token_logprobs"] == b["input_token_logprobs"], fmt
+                assert a["output_token_logprobs"] == b["output_token_logprobs"], fmt
+
+
+def test_accuracy_of_what_was_written():
+    """Zero-shot on the model's own problems, in each format."""
+    from test_load import bench
+    n = 24 if SLOW else 200
+    for fmt, flags in (("nvfp4", ()), ("nvfp4", ("--spelling", "miles")), ("mxfp4", ()), ("mxfp8", ("--bf16-last-n", "1")),
+                       ("fp8-block", ("--spelling", "compressed-tensors")), ("fp8-tensor", ("--spelling", "modelopt"))):
+        with Folder() as f:
+            run("quantize", FINAL, f("q"), "--format", fmt, *flags)
+            with Server(f("q")) as s:
+                got = bench(s, "--chat", n=n)
+            print(f"        {fmt} {' '.join(flags)}: {got:.3f}")
+            assert got >= (0.96 if fmt == "mxfp4" else 0.99), (fmt, flags, got)

@@ -43,6 +43,88 @@ def reshape(name):
     return change
 
 
+def rename(old, new):
+    def change(header, data):
+        header[new] = header.pop(old)
+        return data
+    return change
+
+
+def shards(root, name, count=3):
+    """FINAL in `count` files with an index; gives the folder and the files' names."""
+    d = os.path.join(root, name)
+    shutil.copytree(FINAL, d)
+    one = os.path.join(d, "model-00001-of-00001.safetensors")
+    raw = open(one, "rb").read()
+    n = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8:8 + n]), raw[8 + n:]
+    header.pop("__metadata__", None)
+    os.remove(one)
+    files, where = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)], {}
+    for i, f in enumerate(files):
+        part, out = {}, b""
+        for k in sorted(header)[i::count]:
+            a, b = header[k]["data_offsets"]
+            part[k] = dict(header[k], data_offsets=[len(out), len(out) + b - a])
+            out += data[a:b]
+            where[k] = f
+        text = json.dumps(part).encode()
+        open(os.path.join(d, f), "wb").write(len(text).to_bytes(8, "little") + text + out)
+    json.dump({"metadata": {}, "weight_map": where}, open(d + "/model.safetensors.index.json", "w"))
+    return d, files
+
+
+def zeros(path, like):
+    """A copy of a weight file with every byte of its data zero."""
+    raw = open(like, "rb").read()
+    n = 8 + int.from_bytes(raw[:8], "little")
+    open(path, "wb").write(raw[:n] + bytes(len(raw) - n))
+
+
+def test_shards_and_strays():
+    """C01, C03, C05: every absent file and tensor is named; with an index nothing else is opened, without one a
+    tensor that stands twice is refused with both files."""
+    with Server(FINAL) as fresh:
+        want = signature(fresh)
+    with tempfile.TemporaryDirectory() as root, Server(EARLY) as s:
+        before = signature(s)
+        d, files = shards(root, "whole")
+        assert s.post(UPDATE, {"model_path": d})[0] == 200 and signature(s) == want
+        assert s.post(UPDATE, {"model_path": EARLY})[0] == 200
+        for f in ("model.safetensors", "consolidated.safetensors", "model-00001-of-00004.safetensors"):
+            zeros(os.path.join(d, f), os.path.join(d, files[0]))
+        os.mkfifo(os.path.join(d, "model-00002-of-00004.safetensors"))  # would be refused if it were opened
+        assert s.post(UPDATE, {"model_path": d})[0] == 200 and signature(s) == want
+        with Server(d) as again:
+            assert signature(again) == want
+        assert s.post(UPDATE, {"model_path": EARLY})[0] == 200
+        os.remove(os.path.join(d, "model-00002-of-00004.safetensors"))
+        os.remove(os.path.join(d, "model.safetensors.index.json"))
+        status, r = s.post(UPDATE, {"model_path": d})
+        assert status == 400 and sum(f in r["message"] for f in os.listdir(d)) == 2, r
+        gone, files = shards(root, "gone", 4)
+        os.remove(os.path.join(gone, files[1]))
+        os.remove(os.path.join(gone, files[3]))
+        less, files = shards(root, "less")
+        names = ["model.layers.1.mlp.experts.5.down_proj.weight", "model.layers.0.self_attn.q_norm.weight", "lm_head.weight"]
+        index = json.load(open(less + "/model.safetensors.index.json"))
+        for k in names:
+            rewrite(os.path.join(less, index["weight_map"].pop(k)), drop(k))
+        json.dump(index, open(less + "/model.safetensors.index.json", "w"))
+        more, files = shards(root, "more")
+        index = json.load(open(more + "/model.safetensors.index.json"))
+        f = index["weight_map"]["model.other.weight"] = index["weight_map"].pop("model.norm.weight")
+        rewrite(os.path.join(more, f), rename("model.norm.weight", "model.other.weight"))
+        json.dump(index, open(more + "/model.safetensors.index.json", "w"))
+        for d, says in ((gone, ["model-00002-of-00004.safetensors", "model-00004-of-00004.safetensors"]), (less, names),
+                        (more, ["model.other.weight"])):
+            status, r = s.post(UPDATE, {"model_path": d})
+            assert status == 400 and all(x in r["message"] for x in says), (says, r)
+            p = subprocess.run([MOULT, "serve", "--model-path", d, "--port", "0"], capture_output=True, text=True, timeout=60)
+            assert p.returncode == 1 and all(x in p.stderr for x in says), p.stderr
+        assert signature(s) == before
+
+
 def variants(root):
     """(folder, what the refusal must name)"""
     def copy(name):
@@ -258,6 +340,27 @@ def test_update_under_load():
             back = s.generate(p, 16, ignore_eos=True)
             assert back["meta_info"]["cached_tokens"] == 0 and back["output_ids"] == old["output_ids"]
             assert s.post(UPDATE, {"model_path": FINAL, "flush_cache": flush})[0] == 200
+
+
+def test_late_pages_of_old_weights():
+    """C09: a request that began under the old weights puts no page where the new ones look, flushed or not."""
+    p = [(i * 7) % 2000 for i in range(200)]
+    with Server(FINAL) as fresh:
+        n = 100
+        with Server(EARLY) as s:
+            old = []
+            t = threading.Thread(target=lambda: old.append(s.generate(p, n, ignore_eos=True)))
+            t.start()
+            while s.loads()["num_running_reqs"] == 0 and t.is_alive():
+                time.sleep(0.002)
+            assert s.post(UPDATE, {"model_path": FINAL, "flush_cache": False})[0] == 200
+            t.join()
+            q = p + old[0]["output_ids"]
+            got, want = s.generate(q, 8, ignore_eos=True), fresh.generate(q, 8, ignore_eos=True)
+            assert got["meta_info"]["cached_tokens"] == 0, got["meta_info"]
+            assert got["output_ids"] == want["output_ids"]
+            assert got["meta_info"]["output_token_logprobs"] == want["meta_info"]["output_token_logprobs"]
+            assert s.generate(q, 8, ignore_eos=True)["meta_info"]["cached_tokens"] >= 288
 
 
 def test_abort_all_updates_at_once():

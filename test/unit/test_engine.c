@@ -5,129 +5,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "base/file.h"
-#include "base/mem.h"
-#include "device.h"
-#include "engine/engine.h"
-#include "weight/update.h"
-#include <stdio.h>
+#include "backend/cpu/cpu.h"
+#include "engine_rig.h"
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#define DIR_FINAL "models/tiny-moe"
-#define DIR_EARLY "models/tiny-moe-early"
-
-struct rig {
-    struct config c;
-    struct test_device t;
-    struct store *store;
-    struct pool *pool;
-    struct model *model;
-    struct engine *e;
-    const char *isa; /* NULL: best */
-};
-
-static void rig_open(struct rig *g, const char *dir, struct engine_options o)
-{
-    struct err e = {0};
-    struct slot_spec *specs;
-    size_t n;
-    struct update *u;
-    struct update_progress pr = {0};
-    test_device_open(&g->t);
-    assert_int_equal(config_load(&g->c, dir, &e), OK);
-    assert_int_equal(model_specs(&g->c, &specs, &n, &e), OK);
-    assert_int_equal(store_new(&g->store, specs, n, g->t.memory, &e), OK);
-    mem_free(specs);
-    assert_int_equal(update_begin(&u, g->store, &e), OK);
-    assert_int_equal(update_stage_dir(u, dir, 2, &pr, &e), OK);
-    assert_int_equal(update_prepare(u, &e), OK);
-    update_commit(u);
-    update_free(u);
-    g->pool = pool_new(2);
-    if (!o.n_kv_pages) o.n_kv_pages = 512;
-    if (!o.max_running) o.max_running = 64;
-    if (!o.max_step_tokens) o.max_step_tokens = 256;
-    assert_int_equal(test_model_new(&g->t, &g->model, &g->c, g->store, g->pool, o.n_kv_pages,
-                               o.max_step_tokens, g->isa, &e), OK);
-    o.config = &g->c;
-    o.store = g->store;
-    o.model = g->model;
-    o.context_len = 4096;
-    o.weight_version = "v0";
-    assert_int_equal(engine_new(&g->e, &o, &e), OK);
-}
-
-static void rig_close(struct rig *g)
-{
-    engine_stop(g->e, 0);
-    model_free(g->model);
-    pool_free(g->pool);
-    store_free(g->store);
-    test_device_close(&g->t);
-}
-
-static struct request *make(int32_t salt, int32_t n, int32_t max_new)
-{
-    static _Atomic int serial;
-    struct request *r = request_new();
-    snprintf(r->rid, sizeof(r->rid), "r%d", ++serial);
-    r->prompt = mem_alloc((size_t)n * sizeof(int32_t));
-    for (int32_t i = 0; i < n; i++) r->prompt[i] = (salt * 37 + i * 11 + i * i % 7) % 2000;
-    r->n_prompt = n;
-    r->max_new_tokens = max_new;
-    r->ignore_eos = true;
-    r->want_logprobs = true;
-    r->sp.seed = 42;
-    return r;
-}
-
-static void wait_done(struct request *r)
-{
-    for (int i = 0; i < 240000; i++) {
-        pthread_mutex_lock(&r->lock);
-        bool done = r->done;
-        pthread_mutex_unlock(&r->lock);
-        if (done) return;
-        usleep(500);
-    }
-    fail_msg("request %s did not end", r->rid);
-}
-
-static struct request *run_one(struct engine *e, struct request *r)
-{
-    struct err err = {0};
-    if (engine_submit(e, r, &err) != OK) fail_msg("%s", err.msg);
-    wait_done(r);
-    return r;
-}
-
-static void same(const struct request *a, const struct request *b)
-{
-    assert_int_equal(a->n_output, b->n_output);
-    assert_memory_equal(a->output_ids, b->output_ids, (size_t)a->n_output * 4);
-    assert_memory_equal(a->output_logprobs, b->output_logprobs, (size_t)a->n_output * 4);
-}
-
-static bool no_model(void)
-{
-    if (file_exists(DIR_FINAL "/config.json")) return false;
-    print_message("no %s: skipped\n", DIR_FINAL);
-    return true;
-}
-
-static void check_idle(struct engine *e)
-{
-    struct engine_stats s;
-    struct err err = {0};
-    if (engine_check(e, &err) != OK) fail_msg("%s", err.msg);
-    assert_int_equal(engine_flush(e, &err), OK);
-    usleep(20000);
-    engine_stat(e, &s);
-    assert_int_equal(s.running + s.waiting, 0);
-    assert_int_equal(s.pages_free, s.pages_total);
-}
 
 #ifdef __SANITIZE_THREAD__
 enum { N_BATCH = 16, LEN = 75, NEW = 24 }; /* ten times slower */
@@ -311,9 +191,9 @@ static void test_each_isa(void **state)
 {
     (void)state;
     if (no_model() || test_on_gpu()) skip();
-    static const char *const isas[] = {"portable", "avx2"};
-    for (int i = 0; i < 2; i++) {
-        if (i == 1 && !__builtin_cpu_supports("avx2")) continue;
+    static const char *const isas[] = {"portable", "avx2", "neon"};
+    for (int i = 0; i < 3; i++) {
+        if (cpu_ops_find(isas[i]) == NULL) continue;
         struct request *r[2];
         for (int k = 0; k < 2; k++) {
             struct rig g = {.isa = isas[i]};
@@ -368,6 +248,103 @@ static void test_random_life(void **state)
     rig_close(&g);
 }
 
+/* C61: at the borders of a chunk and of a page, a prompt in chunks has the bits of one in a piece; aborted after
+ * any number of chunks it leaves nothing behind. */
+static void test_border_lengths(void **state)
+{
+    (void)state;
+    if (no_model()) skip();
+    enum { CHUNK = 24, N = 9 };
+    static const int32_t lens[N] = {1, 15, 16, 17, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 7};
+    struct rig whole = {0}, cut = {0};
+    struct err err = {0};
+    rig_open(&whole, DIR_FINAL, (struct engine_options){.no_prefix_cache = true});
+    rig_open(&cut, DIR_FINAL, (struct engine_options){.chunk_tokens = CHUNK, .no_prefix_cache = true});
+    for (int i = 0; i < N; i++) {
+        struct request *a = run_one(whole.e, make(i, lens[i], 5)), *b = run_one(cut.e, make(i, lens[i], 5));
+        assert_int_equal(b->n_chunks, (lens[i] + CHUNK - 1) / CHUNK);
+        same(a, b);
+        struct request *end = make(i, lens[i], 5); /* its first token ends it */
+        end->stop_ids = mem_alloc(sizeof(int32_t));
+        end->stop_ids[0] = a->output_ids[0];
+        end->n_stop_ids = 1;
+        run_one(cut.e, end);
+        assert_int_equal(end->finish, FINISH_STOP_ID);
+        assert_int_equal(end->n_output, 1);
+        request_unref(a);
+        request_unref(b);
+        request_unref(end);
+        check_idle(cut.e);
+    }
+    for (int32_t chunks = 0; chunks < 12; chunks++) {
+        struct request *r = make(3, 12 * CHUNK, 5);
+        assert_int_equal(engine_submit(cut.e, r, &err), OK);
+        for (bool go = true; go; usleep(100)) {
+            pthread_mutex_lock(&r->lock);
+            go = r->n_chunks < chunks && !r->done;
+            pthread_mutex_unlock(&r->lock);
+        }
+        engine_abort_request(cut.e, r);
+        if (engine_check(cut.e, &err) != OK) fail_msg("%s", err.msg);
+        wait_done(r);
+        request_unref(r);
+        check_idle(cut.e);
+    }
+    rig_close(&whole);
+    rig_close(&cut);
+}
+
+/* C63: whole pages of equal tokens under the same key, and at least one token is computed. */
+static void test_prefix_hits(void **state)
+{
+    (void)state;
+    if (no_model()) skip();
+    static const struct {
+        int32_t first, same, second; /* tokens of the first prompt, equal ones, tokens of the second */
+        const char *key[2];
+        int32_t hit;
+    } rows[] = {
+        {40, 15, 40, {NULL, NULL}, 0},   {40, 16, 40, {NULL, NULL}, 16}, {40, 17, 40, {NULL, NULL}, 16},
+        {40, 31, 40, {NULL, NULL}, 16},  {40, 32, 40, {NULL, NULL}, 32}, {40, 40, 40, {NULL, NULL}, 32},
+        {48, 48, 48, {NULL, NULL}, 32},  {49, 49, 49, {NULL, NULL}, 48}, {40, 13, 13, {NULL, NULL}, 0},
+        {40, 16, 16, {NULL, NULL}, 0},   {40, 17, 17, {NULL, NULL}, 16}, {17, 17, 40, {NULL, NULL}, 16},
+        {40, 40, 40, {"a", "a"}, 32},    {40, 40, 40, {"a", "b"}, 0},    {40, 40, 40, {"a", NULL}, 0},
+        {40, 40, 40, {NULL, "a"}, 0},    {40, 40, 40, {"", NULL}, 0},    {40, 0, 40, {NULL, NULL}, 0},
+    };
+    struct rig g = {0}, cold = {0};
+    struct err err = {0};
+    rig_open(&g, DIR_FINAL, (struct engine_options){0});
+    rig_open(&cold, DIR_FINAL, (struct engine_options){.no_prefix_cache = true});
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct request *a = make(1, rows[i].first, 1), *b = make(2, rows[i].second, 3), *c = make(2, rows[i].second, 3);
+        memcpy(b->prompt, a->prompt, (size_t)rows[i].same * sizeof(int32_t));
+        memcpy(c->prompt, b->prompt, (size_t)rows[i].second * sizeof(int32_t));
+        if (rows[i].key[0]) a->extra_key = mem_dup(rows[i].key[0]);
+        if (rows[i].key[1]) b->extra_key = mem_dup(rows[i].key[1]);
+        assert_int_equal(engine_flush(g.e, &err), OK);
+        run_one(g.e, a);
+        run_one(g.e, b);
+        run_one(cold.e, c);
+        if (b->cached_tokens != rows[i].hit) fail_msg("row %zu: %d cached, want %d", i, b->cached_tokens, rows[i].hit);
+        same(b, c);
+        request_unref(a);
+        request_unref(b);
+        request_unref(c);
+    }
+    unsigned seed = 63; /* many prompts over few tokens, so that most share a part */
+    for (int i = 0; i < 150; i++) {
+        int32_t n = 1 + rand_r(&seed) % 60;
+        struct request *a = make(0, n, 1), *b = make(0, n, 1);
+        for (int32_t k = 0; k < n; k++) a->prompt[k] = b->prompt[k] = 100 + (k < 40 ? k / 16 * (int)(rand_r(&seed) % 2) : k);
+        same(run_one(g.e, a), run_one(cold.e, b));
+        request_unref(a);
+        request_unref(b);
+    }
+    check_idle(g.e);
+    rig_close(&g);
+    rig_close(&cold);
+}
+
 /* Samples of one prompt: told apart by their seeds alone, each the same as when it runs by itself. */
 static void test_seeds(void **state)
 {
@@ -398,17 +375,6 @@ static void test_seeds(void **state)
     }
     check_idle(g.e);
     rig_close(&g);
-}
-
-static void wait_running(struct engine *e, int32_t n)
-{
-    struct engine_stats s;
-    for (int i = 0; i < 20000; i++) {
-        engine_stat(e, &s);
-        if (s.running >= n) return;
-        usleep(500);
-    }
-    fail_msg("%d requests never ran", n);
 }
 
 /* Refused, drained and aborting updates while requests run; retraction goes on in a drain. */
@@ -487,6 +453,7 @@ int main(void)
         cmocka_unit_test(test_update), cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_each_isa), cmocka_unit_test(test_random_life),
         cmocka_unit_test(test_seeds), cmocka_unit_test(test_update_under_load),
-        cmocka_unit_test(test_max_queued)};
+        cmocka_unit_test(test_max_queued), cmocka_unit_test(test_border_lengths),
+        cmocka_unit_test(test_prefix_hits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -129,27 +129,28 @@ static void bits_do_not_depend_on_the_batch(void **state)
 {
     struct rig *g = *state;
     struct err e = {0};
-    static const char *const host[] = {"avx512", "avx2", "portable"};
+    enum { PORTABLE = 3, N_ISAS };
+    static const char *const host[N_ISAS] = {"neon", "avx512", "avx2", [PORTABLE] = "portable"};
     static const char *const gpu[] = {NULL, "kernel by kernel"};
     const char *const *isas = g->t.d ? gpu : host;
     struct result first = {0}, r;
     bool have = false;
-    for (int i = 0; i < (g->t.d ? 2 : 3); i++) {
+    for (int i = 0; i < (g->t.d ? 2 : N_ISAS); i++) {
         struct model *m;
         if (test_model_new(&g->t, &m, &g->c, g->store, g->pool, 8 * PAGES, 2048, isas[i], &e) != OK) {
             printf("skip %s: %s\n", isas[i], e.msg);
             continue;
         }
         /* Without FMA hardware the portable path is slow: its first tokens tie it to the others. */
-        int len = i == 2 ? 32 : LEN;
+        int len = i == PORTABLE ? 32 : LEN;
         run(m, len, len, 0, 0, &r);
         assert_int_equal(r.n_steps, 1);
         if (!have) first = r, have = true;
         assert_true(same(&first, &r, len));
-        run(m, len, 64, i == 2 ? 0 : 7, 5, &r);
+        run(m, len, 64, i == PORTABLE ? 0 : 7, 5, &r);
         assert_int_equal(r.n_steps, (len + 63) / 64);
         assert_true(same(&first, &r, len));
-        if (i != 2) {
+        if (i != PORTABLE) {
             run(m, len, 7, 1, 5, &r);
             assert_int_equal(r.n_steps, 115);
             assert_true(same(&first, &r, len));

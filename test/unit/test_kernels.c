@@ -12,8 +12,8 @@
 #include <math.h>
 #include <stdio.h>
 
-static const char *const isas[] = {"avx2", "avx512"};
-enum { N_ISAS = 2 };
+static const char *const isas[] = {"avx2", "avx512", "neon"};
+enum { N_ISAS = 3 };
 
 static float noise(uint64_t *s)
 {

@@ -63,7 +63,7 @@ static void refused(void **state)
         {"--port", NULL, "needs a value"},
         {"--check=1", NULL, "takes no value"},
         {"--page-size", "8", "16 .. 16"},
-        {"--isa", "sse", "portable|avx2|avx512"},
+        {"--isa", "sse", "portable|avx2|avx512|neon"},
         {"--mem-fraction-static", "nan", "not a number"},
         {"--enable-lora", NULL, "adapters"},
         {"word", NULL, "unexpected argument"},
@@ -146,11 +146,42 @@ static void activation_formats(void **state)
     assert_non_null(strstr(e.msg, "fp8_block"));
 }
 
+/* A flag that may come several times. */
+static void strings(void **state)
+{
+    (void)state;
+    struct args {
+        struct opt_strings names;
+        bool last;
+    } a = {0};
+    static const struct opt opts[] = {
+        {"name", NULL, OPT_HONOURED, OPT_STRINGS, offsetof(struct args, names), NULL, 0, 0, NULL,
+         "a name", NULL},
+        {"last", NULL, OPT_HONOURED, OPT_FLAG, offsetof(struct args, last), NULL, 0, 0, NULL,
+         "a flag", NULL},
+    };
+    static const struct opt_command command = {"x", "", opts, 2};
+    char words[3][16] = {"--name=a", "--name", "b"};
+    char *argv[2 * OPT_STRINGS_MAX + 4] = {words[0], words[1], words[2], (char[]){"--last"}};
+    struct err e = {0};
+    assert_int_equal(options_parse(&command, 4, argv, &a, NULL, &e), OPTIONS_RUN);
+    assert_true(a.last && a.names.n == 2);
+    assert_string_equal(a.names.v[0], "a");
+    assert_string_equal(a.names.v[1], "b");
+    for (int i = 0; i <= OPT_STRINGS_MAX; i++)
+        argv[i] = words[0];
+    a = (struct args){0};
+    assert_int_equal(options_parse(&command, OPT_STRINGS_MAX + 1, argv, &a, NULL, &e),
+                     OPTIONS_ERROR);
+    assert_non_null(strstr(e.msg, "--name"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(runners),
         cmocka_unit_test(activation_formats),
+        cmocka_unit_test(strings),
         cmocka_unit_test(honoured),
         cmocka_unit_test(ignored),
         cmocka_unit_test(refused),

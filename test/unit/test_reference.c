@@ -4,10 +4,8 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
-#include "base/mem.h"
 #include "device.h"
-#include "model/model.h"
-#include "weight/update.h"
+#include "folder_store.h"
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -32,18 +30,9 @@ struct world {
 static void load(struct world *w, const char *dir)
 {
     struct err e = {0};
-    struct slot_spec *specs;
-    struct update *u = NULL;
     test_device_open(&w->t);
-    struct update_progress progress = {0};
-    size_t n;
-    if (config_load(&w->c, dir, &e) != OK || model_specs(&w->c, &specs, &n, &e) != OK ||
-        store_new(&w->store, specs, n, w->t.memory, &e) != OK || update_begin(&u, w->store, &e) != OK ||
-        update_stage_dir(u, dir, 1, &progress, &e) != OK || update_prepare(u, &e) != OK)
+    if (folder_store_in(&w->store, &w->c, dir, FORMAT_COUNT, w->t.memory, &e) != OK)
         fail_msg("%s", e.msg);
-    update_commit(u);
-    update_free(u);
-    mem_free(specs);
     w->pool = pool_new(2);
     if (test_model_new(&w->t, &w->m, &w->c, w->store, w->pool, PAGES, MAX_TOKENS, NULL, &e) != OK)
         fail_msg("%s", e.msg);
@@ -104,10 +93,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void check(const char *name)
+static void check(const char *name, const char *dir, const char *path)
 {
-    char path[256];
-    snprintf(path, sizeof path, "test/data/%s.reference.json", name);
     if (access(path, R_OK) != 0) {
         print_message("%s is absent\n", path);
         skip();
@@ -117,8 +104,7 @@ static void check(const char *name)
         w->pos[i] = i;
     json_t *doc = json_load_file(path, 0, NULL);
     assert_non_null(doc);
-    snprintf(path, sizeof path, "models/tiny-moe%s", strcmp(name, "early") == 0 ? "-early" : "");
-    load(w, path);
+    load(w, dir);
     const json_t *refs = json_object_get(doc, "references_float32");
     for (size_t i = 0; i < json_array_size(refs); i++)
         prompt(w, json_array_get(refs, i));
@@ -149,17 +135,41 @@ static void check(const char *name)
 static void early(void **state)
 {
     (void)state;
-    check("early");
+    check("early", "models/tiny-moe-early", "test/data/early.reference.json");
 }
 
 static void final(void **state)
 {
     (void)state;
-    check("final");
+    check("final", "models/tiny-moe", "test/data/final.reference.json");
+}
+
+/* Quantized folders: the reference ran on the exactly dequantized weights. */
+#define SHARED(name) name, "../shared/models/tiny-moe/" name, \
+                     "../shared/models/tiny-moe/" name ".reference.json"
+
+static void fp8(void **state)
+{
+    (void)state;
+    check(SHARED("fp8"));
+}
+
+static void nvfp4(void **state)
+{
+    (void)state;
+    check(SHARED("nvfp4"));
+}
+
+static void mxfp8(void **state)
+{
+    (void)state;
+    check(SHARED("mxfp8-last1-bf16"));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(early), cmocka_unit_test(final)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(early), cmocka_unit_test(final),
+                                       cmocka_unit_test(fp8), cmocka_unit_test(nvfp4),
+                                       cmocka_unit_test(mxfp8)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,7 +53,7 @@ static void drop_groups(const struct route *r, double *key)
         bool in = false;
         for (int g = 0; g < r->topk_group; g++)
             in = in || kept[g] == i / size;
-        if (!in) key[i] = -INFINITY;
+        if (!in) key[i] = -HUGE_VAL;
     }
 }
 
@@ -62,7 +62,7 @@ static void define(const struct route *r, const float *x, int *ids, double *w)
 {
     static double p[ROUTE_EXPERTS_MAX], s[ROUTE_EXPERTS_MAX], b[ROUTE_EXPERTS_MAX],
         raw[ROUTE_EXPERTS_MAX];
-    double sum = 0, chosen = 0, chosen_s = 0, chosen_e = 0, max = -INFINITY;
+    double sum = 0, chosen = 0, chosen_s = 0, chosen_e = 0, max = -HUGE_VAL;
     int n = r->n_experts, k = r->top_k;
     for (int i = 0; i < n; i++)
         max = fmax(max, (double)x[i]);

@@ -6,6 +6,11 @@
 #else
 #define HAVE_X86 0
 #endif
+#if defined(__aarch64__) && !defined(MOULT_REFERENCE_F32)
+#define HAVE_NEON 1
+#else
+#define HAVE_NEON 0
+#endif
 
 const struct backend_ops *cpu_ops_find(const char *name)
 {
@@ -23,6 +28,9 @@ const struct backend_ops *cpu_ops_find(const char *name)
                    ? &cpu_ops_avx512
                    : NULL;
 #endif
+#if HAVE_NEON
+    if (strcmp(name, "neon") == 0) return &cpu_ops_neon; /* part of the base architecture */
+#endif
     return NULL;
 }
 
@@ -30,6 +38,7 @@ const struct backend_ops *cpu_ops_best(void)
 {
     const struct backend_ops *ops = cpu_ops_find("avx512");
     if (ops == NULL) ops = cpu_ops_find("avx2");
+    if (ops == NULL) ops = cpu_ops_find("neon");
     return ops ? ops : &cpu_ops_portable;
 }
 
@@ -37,9 +46,11 @@ err_t cpu_ops_get(const struct backend_ops **out, const char *name, struct err *
 {
     const struct backend_ops *ops = name ? cpu_ops_find(name) : cpu_ops_best();
     if (ops == NULL)
-        return err_set(
-            e, ERR_UNSUPPORTED, "isa: '%s' is not available on this machine; allowed: portable%s%s",
-            name, cpu_ops_find("avx2") ? ", avx2" : "", cpu_ops_find("avx512") ? ", avx512" : "");
+        return err_set(e, ERR_UNSUPPORTED,
+                       "isa: '%s' is not available on this machine; allowed: portable%s%s%s", name,
+                       cpu_ops_find("avx2") ? ", avx2" : "",
+                       cpu_ops_find("avx512") ? ", avx512" : "",
+                       cpu_ops_find("neon") ? ", neon" : "");
     *out = ops;
     return OK;
 }

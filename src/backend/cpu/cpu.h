@@ -12,9 +12,10 @@
 extern const struct backend_ops cpu_ops_portable;
 extern const struct backend_ops cpu_ops_avx2;   /* x86-64 only */
 extern const struct backend_ops cpu_ops_avx512; /* x86-64 only */
+extern const struct backend_ops cpu_ops_neon;   /* AArch64 only */
 
 /* Rows of a that share one decoding of the weights: what callers should give a GEMM at once. */
-#define GEMM_ROWS 96
+#define GEMM_ROWS 128
 
 /* NULL where the machine or the build lacks it. */
 const struct backend_ops *cpu_ops_find(const char *name);

@@ -148,28 +148,31 @@ OP void v_e4m3_pair(const uint8_t *p, V *even, V *odd)
     widen_pairs(a, b, even, odd);
 }
 
-/* The value of a normal code and that of a subnormal one, 2^-6 * (1 + m / 8) - 2^-6: the smaller is
- * right for both. */
-OP __m256 scale_e4m3(const uint8_t *p)
+/* 16 bytes as the high bytes of words, rows 0-7 and 8-15. */
+OP void spread_bytes(const uint8_t *p, __m256i *a, __m256i *b)
 {
-    __m256i m = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
-    __m256i x = _mm256_add_epi32(_mm256_slli_epi32(m, 20), _mm256_set1_epi32(120 << 23));
-    __m256i y = _mm256_add_epi32(x, _mm256_set1_epi32(1 << 23));
-    return _mm256_min_ps(_mm256_castsi256_ps(x),
-                         _mm256_sub_ps(_mm256_castsi256_ps(y), _mm256_set1_ps(0x1p-6f)));
+    const __m256i low = _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3,
+                                         -1, -1, -1, 4, -1, -1, -1, 5, -1, -1, -1, 6, -1, -1, -1, 7);
+    __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p));
+    *a = _mm256_shuffle_epi8(x, low);
+    *b = _mm256_shuffle_epi8(x, _mm256_or_si256(low, _mm256_set1_epi8(8)));
 }
+/* The code's bits are those of its value times 2^-120.  Subnormal scales, which are rare, make
+ * subnormal operands here. */
 OP V v_scale_e4m3(const uint8_t *p)
 {
-    return (V){scale_e4m3(p), scale_e4m3(p + 8)};
-}
-OP __m256 scale_e8m0(const uint8_t *p)
-{
-    __m256i m = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(m, 23));
+    const __m256 unit = _mm256_set1_ps(0x1p120f);
+    __m256i a, b;
+    spread_bytes(p, &a, &b);
+    return (V){_mm256_mul_ps(_mm256_castsi256_ps(_mm256_srli_epi32(a, 4)), unit),
+               _mm256_mul_ps(_mm256_castsi256_ps(_mm256_srli_epi32(b, 4)), unit)};
 }
 OP V v_scale_e8m0(const uint8_t *p)
 {
-    return (V){scale_e8m0(p), scale_e8m0(p + 8)};
+    __m256i a, b;
+    spread_bytes(p, &a, &b);
+    return (V){_mm256_castsi256_ps(_mm256_srli_epi32(a, 1)),
+               _mm256_castsi256_ps(_mm256_srli_epi32(b, 1))};
 }
 #define v_e2m1_quad  v_e2m1_quad
 #define v_e4m3_pair  v_e4m3_pair

@@ -235,9 +235,10 @@ static err_t set_numerics(struct model *base, act_t act, bool routed, struct err
     return err_set(e, ERR_UNSUPPORTED, "--activation-format %s: on a GPU bf16 alone is offered", acts[act].name);
 }
 
-static err_t check_inputs(const struct model *base, struct err *e)
+static err_t check_update(const struct model *base, const struct update *u, struct err *e)
 {
     (void)base; /* BF16 activations need no scales */
+    (void)u;
     (void)e;
     return OK;
 }
@@ -271,7 +272,7 @@ static const struct model_ops cuda_ops = {
     .free = cuda_free,
     .isa = isa,
     .set_numerics = set_numerics,
-    .check_inputs = check_inputs,
+    .check_update = check_update,
     .kv_clear = kv_clear,
     .submit = cuda_submit,
     .collect = cuda_collect,

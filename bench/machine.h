@@ -1,0 +1,120 @@
+/*
+ * machine.h - what this machine can do, measured in the run that is compared with it.
+ */
+#ifndef BENCH_MACHINE_H
+#define BENCH_MACHINE_H
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include <stdint.h>
+#include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#define READ_PARTS 64
+
+struct machine_read {
+    const uint64_t *p;
+    size_t n;
+    uint64_t sum[READ_PARTS];
+};
+
+static inline void machine_read_part(void *arg, int i)
+{
+    struct machine_read *s = arg;
+    const uint64_t *p = s->p + (size_t)i * (s->n / READ_PARTS), *end = p + s->n / READ_PARTS;
+    uint64_t a[8] = {0};
+    for (; p + 7 < end; p += 8)
+        for (int j = 0; j < 8; j++)
+            a[j] += p[j];
+    for (int j = 0; j < 8; j++)
+        s->sum[i] += a[j];
+}
+
+/* Best of `times` reads of 512 MiB by all threads, bytes per second. */
+static inline double machine_bandwidth(struct pool *pool, int times)
+{
+    struct machine_read s = {.n = (size_t)1 << 26};
+    uint64_t *p = mem_alloc(s.n * 8);
+    memset(p, 1, s.n * 8);
+    s.p = p;
+    double best = 0;
+    for (int r = 0; r < times; r++) {
+        double t = clock_s();
+        pool_run(pool, machine_read_part, &s, READ_PARTS);
+        double rate = (double)s.n * 8 / (clock_s() - t);
+        best = rate > best ? rate : best;
+    }
+    mem_free(p);
+    return best;
+}
+
+#define FMA_CHAINS 12
+#define FMA_STEPS  4000000
+
+#ifdef __x86_64__
+__attribute__((target("avx2,fma"))) static inline float machine_fma8(void)
+{
+    __m256 acc[FMA_CHAINS], x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(1e-3f);
+    for (int j = 0; j < FMA_CHAINS; j++)
+        acc[j] = _mm256_set1_ps((float)j);
+    for (int i = 0; i < FMA_STEPS; i++)
+#pragma GCC unroll 12
+        for (int j = 0; j < FMA_CHAINS; j++)
+            acc[j] = _mm256_fmadd_ps(acc[j], x, y);
+    float sum = 0;
+    for (int j = 0; j < FMA_CHAINS; j++)
+        sum += _mm256_cvtss_f32(acc[j]);
+    return sum;
+}
+
+__attribute__((target("avx512f"))) static inline float machine_fma16(void)
+{
+    __m512 acc[FMA_CHAINS], x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(1e-3f);
+    for (int j = 0; j < FMA_CHAINS; j++)
+        acc[j] = _mm512_set1_ps((float)j);
+    for (int i = 0; i < FMA_STEPS; i++)
+#pragma GCC unroll 12
+        for (int j = 0; j < FMA_CHAINS; j++)
+            acc[j] = _mm512_fmadd_ps(acc[j], x, y);
+    float sum = 0;
+    for (int j = 0; j < FMA_CHAINS; j++)
+        sum += _mm512_cvtss_f32(acc[j]);
+    return sum;
+}
+#endif
+
+struct machine_fma {
+    int lanes;
+    float sum[64];
+};
+
+static inline void machine_fma_part(void *arg, int i)
+{
+    struct machine_fma *f = arg;
+#ifdef __x86_64__
+    f->sum[i % 64] = f->lanes == 16 ? machine_fma16() : machine_fma8();
+#else
+    f->sum[i % 64] = 0;
+#endif
+}
+
+/* FLOP/s of multiply-adds in registers by all threads, best of `times`; 0 where there is no measure
+ * for the instruction set. */
+static inline double machine_peak(struct pool *pool, const char *isa, int times)
+{
+    struct machine_fma f = {.lanes = strcmp(isa, "avx512") == 0 ? 16 : strcmp(isa, "avx2") == 0 ? 8 : 0};
+    double best = 0;
+    for (int r = 0; r < times && f.lanes; r++) {
+        double t = clock_s();
+        int n = pool_threads(pool);
+        pool_run(pool, machine_fma_part, &f, n);
+        double rate = 2.0 * f.lanes * FMA_CHAINS * (double)FMA_STEPS * n / (clock_s() - t);
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+#endif
