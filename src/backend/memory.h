@@ -13,6 +13,9 @@
 
 #include "backend/layout.h"
 
+/* Rows of a matrix are put in multiples of this from a multiple of it, but for its last ones. */
+#define MEMORY_ROWS 64
+
 typedef enum {
     RESIDENT_PLAIN, /* BF16 [rows][cols], row-major */
     RESIDENT_F32,   /* f32 [rows][cols], row-major */

@@ -46,7 +46,8 @@ static void advance(struct load *l, const struct source *s, size_t rows)
 /* Rows to read at once: whole groups, some MiB. */
 static size_t chunk_rows(const struct source *s, format_t f)
 {
-    size_t row = source_row_bytes(s), group = formats[f].group_rows ? formats[f].group_rows : 1;
+    size_t row = source_row_bytes(s);
+    size_t group = formats[f].group_rows > MEMORY_ROWS ? formats[f].group_rows : MEMORY_ROWS;
     bool transposed = s->col_stride != 1 && s->cols > 1;
     size_t n = row ? (transposed ? TRANSPOSED_BYTES : CHUNK_BYTES) / row : (size_t)s->rows;
     n = n / group * group;

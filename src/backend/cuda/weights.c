@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 enum { LANES = 8, ARENAS = 2, SLOT_ALIGN = 16 };
+_Static_assert(MEMORY_ROWS % TILE_ROWS == 0, "puts come in whole panels");
 #define LANE_BYTES ((size_t)8 << 20)
 
 /* One caller's way to the device. */

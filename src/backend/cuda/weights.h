@@ -13,7 +13,7 @@
  * 0.5 ms a GB (feasibility: 17.5 GB in 8.1 ms), and waits.
  *
  * Canonical rows go through pinned buffers to the device and are packed into tiles there (layout_cuda.h).  Rows of
- * matrices come in whole panels: row0 is a multiple of TILE_ROWS, n too unless the matrix ends there (memory_ops.row_step).
+ * matrices come in whole panels of TILE_ROWS = MEMORY_ROWS.
  * `put` may be called by several threads; each call has a lane (a queue and two buffers) to itself and returns when its
  * bytes lie in the arena.
  *
