@@ -79,14 +79,13 @@ __device__ void lane_read(uint32_t code[16], const char *unit, int lane)
     }
 }
 
-template <int BITS, int GROUP, bool TO_TILES>
-__device__ void layout_body(const struct layout_args &a)
+/* Elements of the block's tile. */
+template <int BITS, bool TO_TILES>
+__device__ void layout_elements(const struct layout_args &a, char *tile)
 {
-    constexpr int DATA = TILE_ROWS * TILE_K * BITS / 8, PER_ROW = GROUP ? TILE_K / (GROUP ? GROUP : 1) : 0;
-    constexpr int TILE = DATA + TILE_ROWS * PER_ROW;
     uint32_t b = blockIdx.x, p = blockIdx.y, unit = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t row = p * TILE_ROWS + unit * 8 + lane / 4, code[16];
-    char *tile = (char *)a.tiles + ((size_t)p * gridDim.x + b) * TILE, *at = tile + unit * (DATA / 8);
+    char *at = tile + unit * (TILE_ROWS * TILE_K * BITS / 8 / 8);
     if (!TO_TILES) lane_read<BITS>(code, at, lane);
     for (int j = 0; j < 16; j += 2) {
         uint32_t col = b * TILE_K + j / 4 * 16 + lane % 4 * 2 + j % 4 / 2 * 8;
@@ -98,6 +97,17 @@ __device__ void layout_body(const struct layout_args &a)
         }
     }
     if (TO_TILES) lane_write<BITS>(at, lane, code);
+}
+
+template <int BITS, int GROUP, bool TO_TILES>
+__device__ void layout_body(const struct layout_args &a)
+{
+    constexpr int DATA = TILE_ROWS * TILE_K * BITS / 8, PER_ROW = GROUP ? TILE_K / (GROUP ? GROUP : 1) : 0;
+    constexpr int TILE = DATA + TILE_ROWS * PER_ROW;
+    uint32_t b = blockIdx.x, p = blockIdx.y;
+    char *tile = (char *)a.tiles + ((size_t)p * gridDim.x + b) * TILE;
+    if (a.data) layout_elements<BITS, TO_TILES>(a, tile);
+    if (!a.scale) return;
     for (uint32_t i = threadIdx.x; PER_ROW && i < TILE_ROWS * PER_ROW; i += LAYOUT_THREADS) {
         constexpr uint32_t N = PER_ROW ? PER_ROW : 1, G = GROUP ? GROUP : 1;
         uint32_t r = p * TILE_ROWS + i / N, c = b * N + i % N, cols = (a.cols + G - 1) / G;

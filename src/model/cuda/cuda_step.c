@@ -256,7 +256,7 @@ static bool is_decode(const struct cuda_slice *s, const struct step *st)
 static struct cuda_slice slice_of(struct cuda_model *m, const struct step *st, int32_t t0, int32_t n)
 {
     struct cuda_slice s = {.m = m, .n = n, .first_chunk = ATTN_CHUNK};
-    if (m->broken) s.first_chunk = (1 + n % (ATTN_CHUNK / KV_ROWS)) * KV_ROWS;
+    if (m->broken) s.first_chunk = (1 + n / KV_ROWS % (ATTN_CHUNK / KV_ROWS)) * KV_ROWS;
     if (s.first_chunk > ATTN_CHUNK) s.first_chunk = ATTN_CHUNK;
     s.max_chunks = round_chunks(max_chunks_of(st, t0, n));
     s.table_ld = s.max_chunks * (ATTN_CHUNK / KV_PAGE);
