@@ -142,9 +142,9 @@ static void check_group(const struct rig *g, struct model *m, act_t act, const s
         x[i] = act_round((float)(mix(seed * 1000 + i) >> 40) * 0x1p-22f - 2.0f);
     for (int i = 0; i < n; i++)
         input = fmax(input, (double)*store_matrix(g->store, slots[i])->input);
-    struct inputs in = forward_inputs(m, x, NULL, ROWS, cols, slots, n);
+    struct inputs in = forward_inputs((struct cpu_model *)m, x, NULL, ROWS, cols, slots, n);
     for (int i = 0; i < n; i++) {
-        forward_multiply(m, y, &in, ROWS, slots[i]);
+        forward_multiply((struct cpu_model *)m, y, &in, ROWS, slots[i]);
         double mse = error(g, slots[i], act_ref[act], input, x, y);
         double other = error(g, slots[i], NULL, 0, x, y);
         if (!(mse * 8 <= other))
@@ -189,8 +189,8 @@ static void router_stays(void **state)
     float x[ROWS * HIDDEN], a[ROWS * 8], b[ROWS * 8];
     for (int i = 0; i < ROWS * HIDDEN; i++)
         x[i] = act_round((float)(mix((uint64_t)i) >> 40) * 0x1p-23f - 1.0f);
-    forward_gemm(m, a, x, ROWS, l.router);
-    forward_gemm(q, b, x, ROWS, l.router);
+    forward_gemm((struct cpu_model *)m, a, x, ROWS, l.router);
+    forward_gemm((struct cpu_model *)q, b, x, ROWS, l.router);
     assert_memory_equal(a, b, sizeof a);
     model_free(m);
     model_free(q);
@@ -249,7 +249,7 @@ static void recipes(void **state)
         struct err e = {0};
         rig_new(&g, rows[i].f, rows[i].scales);
         struct model *m = model_of(&g, ACT_BF16, false, 16);
-        assert_string_equal(model_recipe(m), rows[i].name);
+        assert_string_equal(model_recipe(g.store), rows[i].name);
         err_t rc = model_set_numerics(m, ACT_NVFP4, false, &e);
         bool fine = rows[i].f == FORMAT_BF16 || (rows[i].f == FORMAT_NVFP4 && rows[i].scales);
         assert_int_equal(rc, fine ? OK : ERR_INPUT);
