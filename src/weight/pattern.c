@@ -26,17 +26,16 @@ static const char *const prefixes[] = {"", "language_model.", "model.", "languag
 static const struct {
     const char *part, *fused;
 } fusions[] = {
-    {".q_proj", ".qkv_proj"},        {".k_proj", ".qkv_proj"},
-    {".v_proj", ".qkv_proj"},        {".gate_proj", ".gate_up_proj"},
-    {".up_proj", ".gate_up_proj"},
+    {".q_proj", ".qkv_proj"},        {".k_proj", ".qkv_proj"},      {".v_proj", ".qkv_proj"},
+    {".gate_proj", ".gate_up_proj"}, {".up_proj", ".gate_up_proj"},
 };
 
 static err_t compile(struct pattern *p, const char *source, struct err *e)
 {
     int code;
     PCRE2_SIZE at;
-    p->regex = pcre2_compile((PCRE2_SPTR)source, PCRE2_ZERO_TERMINATED,
-                             PCRE2_ANCHORED | PCRE2_UTF, &code, &at, NULL);
+    p->regex = pcre2_compile((PCRE2_SPTR)source, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED | PCRE2_UTF,
+                             &code, &at, NULL);
     if (p->regex) return OK;
     char why[128] = "";
     pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);

@@ -10,10 +10,10 @@
  *
  *   SYNTAX_PREFIX    modules_to_not_convert, ignored_layers: whole components of the name, at its
  *                    start or inside: "lm_head", "mlp.gate", "model.layers.47."; "layers.4" is not
- *                    layer 40.  With '*', which stands for any run: a whole name, or a prefix of one
- *                    that ends before a dot.
- *   SYNTAX_WILDCARD  exclude_modules, ModelOpt's ignore: '*' stands for any run, '.' for itself; the
- *                    whole name or one whole component.  So "model.layers.4*" is also layer 40, and
+ *                    layer 40.  With '*', which stands for any run: a whole name, or a prefix of
+ *                    one that ends before a dot.
+ *   SYNTAX_WILDCARD  exclude_modules, ModelOpt's ignore: '*' stands for any run, '.' for itself;
+ *                    the whole name or one whole component.  So "model.layers.4*" is also layer 40, and
  *                    "layers.1.*" is not.  Without '*' also as SYNTAX_PREFIX (Miles).
  *   SYNTAX_EXACT     compressed-tensors: the whole name; "re:R" is Python's re.match, anchored at
  *                    the start alone.

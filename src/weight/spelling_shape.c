@@ -51,8 +51,8 @@ struct place {
     bool transposed;
 };
 
-/* Shapes of the whole tensor that mean a part of rows x cols: at most 4 spellings of one.  The first
- * is the one to name.  `flat`: a last dimension of 1 may be left out. */
+/* Shapes of the whole tensor that mean a part of rows x cols: at most 4 spellings of one.  The
+ * first is the one to name.  `flat`: a last dimension of 1 may be left out. */
 static int shapes(struct view out[4], const struct place *p, uint64_t experts, uint64_t rows,
                   uint64_t cols, bool flat)
 {
@@ -131,8 +131,12 @@ static bool scalar(struct source *s, const struct found *f, const struct checkpo
     uint64_t rest = 1;
     for (int i = 1; i < v.n; i++)
         rest *= v.d[i]; /* the product of all is known to fit */
-    *s = (struct source){.file = t->file, .tensor = t->tensor, .rows = 1, .cols = 1,
-                         .row_stride = 1, .col_stride = 1};
+    *s = (struct source){.file = t->file,
+                         .tensor = t->tensor,
+                         .rows = 1,
+                         .cols = 1,
+                         .row_stride = 1,
+                         .col_stride = 1};
     s->convert = kinds[t->tensor->dtype].scale_convert;
     if (v.n == 0 || (v.d[0] == 1 && rest == 1)) return true;
     if (!f->fused || f->expert >= v.d[0]) return false;
@@ -266,10 +270,10 @@ static err_t bad_grid(struct err *e, const struct place *p, const struct kind *d
         buf_printf(&b, " (%s)", formats[f].name);
         any = true;
     }
-    err_t rc = any ? err_set(e, ERR_INPUT, "tensor %s: shape %s", t->name, b.data ? b.data : "")
-                   : err_set(e, ERR_UNSUPPORTED, "tensor %s: dtype: %s is no scale of %s", t->name,
-                             st_dtype_name(t->dtype),
-                             st_dtype_name(p->f->part[PART_DATA]->tensor->dtype));
+    err_t rc =
+        any ? err_set(e, ERR_INPUT, "tensor %s: shape %s", t->name, b.data ? b.data : "")
+            : err_set(e, ERR_UNSUPPORTED, "tensor %s: dtype: %s is no scale of %s", t->name,
+                      st_dtype_name(t->dtype), st_dtype_name(p->f->part[PART_DATA]->tensor->dtype));
     buf_release(&b);
     return rc;
 }
