@@ -18,6 +18,8 @@
  *   SYNTAX_EXACT     compressed-tensors: the whole name; "re:R" is Python's re.match, anchored at
  *                    the start alone.
  *
+ * A regular expression that takes too long matches nothing.  One thread at a time.
+ *
  * A module is asked for by Hugging Face's name.  It also answers to its name without "model.", with
  * "language_model." in the usual places, as part of qkv_proj or gate_up_proj, and as `stored`.
  */
