@@ -275,6 +275,11 @@ static void c23_odd_blocks(void **state)
     assert_true(x[2111 * 300] == 65536.0f && x[2047 * 300] == 32768.0f);
     mem_free(x);
     store_free(s);
+    char h[] = "/tmp/moult-c-XXXXXX"; /* ModelOpt's blocks before they are squeezed */
+    s = block_weight(h, 1000, "[8, 1, 3, 1]", 8, 3, &e);
+    assert_non_null(s);
+    assert_int_equal(store_spec(s, 0)->shape.format, FORMAT_FP8_BLOCK);
+    store_free(s);
     assert_null(block_weight(d, 1000, "[7, 3]", 7, 3, &e));
     assert_non_null(strstr(e.msg,
                            "tensor w.weight_scale_inv: shape [7, 3], a weight of [1000, 300] "

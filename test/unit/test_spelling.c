@@ -283,12 +283,61 @@ static void random_checkpoints(void **state)
     if (n_found < 1000) fail_msg("only %zu found", n_found);
 }
 
+/* Scales of whole matrices in a fused tensor: which expert's, which half's. */
+static void fused_scalars(void **state)
+{
+    (void)state;
+    static const struct {
+        int n_dims;
+        uint64_t dims[3];
+        int at; /* of expert 2's up_proj; -1: refused */
+    } t[] = {
+        {0, {0}, 0},     {1, {1}, 0},       {1, {4}, 2},       {2, {4, 1}, 2},
+        {2, {4, 2}, 5},  {3, {4, 1, 1}, 2}, {3, {4, 2, 1}, 5}, {3, {4, 1, 2}, 5},
+        {2, {4, 3}, -1}, {1, {2}, -1},      {2, {2, 4}, -1},   {1, {8}, -1},
+    };
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        struct st_tensor tensors[] = {
+            {.name = "model.layers.0.mlp.experts.gate_up_proj",
+             .dtype = ST_F8_E4M3,
+             .n_dims = 3,
+             .shape = {4, 16, 16},
+             .bytes = 1024},
+            {.name = "model.layers.0.mlp.experts.gate_up_proj_weight_scale",
+             .dtype = ST_F32,
+             .n_dims = t[i].n_dims,
+             .bytes = 4},
+        };
+        for (int d = 0; d < t[i].n_dims; d++)
+            tensors[1].bytes *= tensors[1].shape[d] = t[i].dims[d];
+        struct st_file file = {0};
+        struct checkpoint_entry entries[] = {{&file, &tensors[0]}, {&file, &tensors[1]}};
+        struct checkpoint c = {.n_tensors = 2, .entries = entries};
+        struct spelling s;
+        struct spelled w;
+        struct err e;
+        assert_int_equal(spelling_open(&s, &c, &e), OK);
+        err_t rc =
+            spelling_find(&s, &w, "model.layers.0.mlp.experts.2.up_proj.weight", 2, 8, 16, &e);
+        assert_int_equal(rc, t[i].at < 0 ? ERR_INPUT : OK);
+        if (rc == OK) {
+            assert_int_equal(w.format, FORMAT_FP8_TENSOR);
+            assert_int_equal(w.part[PART_SCALE].first, t[i].at);
+            assert_int_equal(w.part[PART_DATA].first, (2 * 16 + 8) * 16);
+            /* seven eighths of the data are nobody's */
+            assert_int_equal(spelling_rest(&s, false, &e), ERR_INPUT);
+            assert_non_null(strstr(e.msg, "gate_up_proj: holds more than the model's experts"));
+        }
+        spelling_close(&s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_spelling),     cmocka_unit_test(prefixes),
-        cmocka_unit_test(square_fused),       cmocka_unit_test(kv_scales),
-        cmocka_unit_test(random_checkpoints),
+        cmocka_unit_test(every_spelling), cmocka_unit_test(prefixes),
+        cmocka_unit_test(square_fused),   cmocka_unit_test(kv_scales),
+        cmocka_unit_test(fused_scalars),  cmocka_unit_test(random_checkpoints),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
