@@ -25,7 +25,7 @@ struct spell {
     const char *name;
     format_t format;
     arrange_t arrange;
-    const char *float_dtype; /* of BF16 weights, and of f32 scales */
+    const char *float_dtype;                       /* of BF16 weights, and of f32 scales */
     const char *data, *scale, *tensor, *input;     /* behind a module with one weight */
     const char *fdata, *fscale, *ftensor, *finput; /* behind a fused one */
     bool inverse, row_scales_flat; /* tensor and input as 1 / x; [N] instead of [N, 1] */
@@ -93,9 +93,10 @@ static inline void tiny_new(struct tiny *t, format_t format, int hidden, int inn
         random_bf16(t->w[i].bf16, len, t->specs[i].shape.cols, i + 1);
         /* FP8 blocks: scales that BF16 and F16 hold exactly; NVFP4: 1 / x both ways */
         if (t->specs[i].linear && format != FORMAT_BF16)
-            tiny_encode(t, i, format == FORMAT_FP8_BLOCK ? "amax-bf16"
-                              : format == FORMAT_NVFP4   ? "compressed-tensors"
-                                                         : NULL);
+            tiny_encode(t, i,
+                        format == FORMAT_FP8_BLOCK ? "amax-bf16"
+                        : format == FORMAT_NVFP4   ? "compressed-tensors"
+                                                   : NULL);
     }
 }
 
@@ -179,21 +180,24 @@ static inline void tiny_put(struct st_draft *o, const struct tiny *t, const stru
     const struct slot_spec *p = &t->specs[slots[0]];
     format_t f = p->linear ? t->format : FORMAT_BF16;
     size_t rows = (size_t)p->shape.rows, cols = (size_t)p->shape.cols, n = experts ? experts : 1;
-    bool scale = part == PART_SCALE, f32 = f == FORMAT_BF16 || (scale && formats[f].scale == SCALE_F32);
+    bool scale = part == PART_SCALE,
+         f32 = f == FORMAT_BF16 || (scale && formats[f].scale == SCALE_F32);
     struct tiny_block b = {.experts = experts, .halves = halves, .elem = 1};
     b.arrange = experts ? s->arrange : EACH;
     b.rows = scale ? format_scale_rows(f, rows) : rows;
-    b.cols = scale ? format_scale_cols(f, cols)
-                   : formats[f].elem == ELEM_E2M1 ? (cols + 1) / 2 : cols;
+    b.cols = scale                          ? format_scale_cols(f, cols)
+             : formats[f].elem == ELEM_E2M1 ? (cols + 1) / 2
+                                            : cols;
     size_t len = b.rows * b.cols;
     b.bytes = mem_alloc(n * halves * len * 4 + 4);
     float *x = mem_alloc(len * sizeof *x + 4);
     uint8_t *one = mem_alloc(len * 4 + 4);
     /* weights of BF16 are no numbers of F16 */
     const char *dtype = f == FORMAT_BF16 && strcmp(s->float_dtype, "F16") == 0 ? "BF16"
-                        : f32 ? s->float_dtype
+                        : f32                                                  ? s->float_dtype
                         : scale ? (formats[f].scale == SCALE_E8M0 ? s->byte_dtype : "F8_E4M3")
-                        : formats[f].elem == ELEM_E4M3 ? "F8_E4M3" : s->code_dtype;
+                        : formats[f].elem == ELEM_E4M3 ? "F8_E4M3"
+                                                       : s->code_dtype;
     for (size_t k = 0; k < n * halves; k++) {
         const struct tiny_weight *w = &t->w[slots[k]];
         if (f == FORMAT_BF16) {
@@ -207,7 +211,8 @@ static inline void tiny_put(struct st_draft *o, const struct tiny *t, const stru
     }
     char dims[96];
     tiny_dims(dims, &b, s, scale, f);
-    if (!scale && !f32 && strcmp(dtype, "F4") == 0) snprintf(dims, sizeof dims, "[%zu, %zu]", rows, cols);
+    if (!scale && !f32 && strcmp(dtype, "F4") == 0)
+        snprintf(dims, sizeof dims, "[%zu, %zu]", rows, cols);
     if (p->n_dims == 1) snprintf(dims, sizeof dims, "[%zu]", cols);
     /* fused, with one scale a matrix: [E, 2] */
     if (experts && scale && f == FORMAT_FP8_TENSOR)
@@ -228,8 +233,9 @@ static inline void tiny_put_scalars(struct st_draft *o, const struct tiny *t, co
     char dims[32];
     for (size_t k = 0; k < n; k++) {
         const struct tiny_weight *w = &t->w[slots[k]];
-        x[k] = input ? (s->inverse ? 1.0f / w->input : w->input)
-                     : s->inverse ? w->inverse : w->tensor;
+        x[k] = input        ? (s->inverse ? 1.0f / w->input : w->input)
+               : s->inverse ? w->inverse
+                            : w->tensor;
     }
     snprintf(dims, sizeof dims, !experts ? "[]" : halves > 1 ? "[%zu, 2]" : "[%zu]", experts);
     if (!experts && s->inverse) snprintf(dims, sizeof dims, "[1]");
@@ -237,7 +243,8 @@ static inline void tiny_put_scalars(struct st_draft *o, const struct tiny *t, co
 }
 
 static inline void tiny_module(struct st_draft *o, const struct tiny *t, const struct spell *s,
-                               const char *module, const size_t *slots, size_t experts, size_t halves)
+                               const char *module, const size_t *slots, size_t experts,
+                               size_t halves)
 {
     char name[256];
     bool quantized = t->specs[slots[0]].linear && t->format != FORMAT_BF16;
@@ -261,7 +268,8 @@ static inline void tiny_module(struct st_draft *o, const struct tiny *t, const s
 static inline void tiny_experts(struct st_draft *o, const struct tiny *t, const struct spell *s,
                                 int layer)
 {
-    static const char *const proj[] = {"gate_proj", "up_proj", "down_proj"}, *const mix[] = {"w1", "w3", "w2"};
+    static const char *const proj[] = {"gate_proj", "up_proj", "down_proj"}, *const mix[] = {
+                                                                                 "w1", "w3", "w2"};
     struct layer_slots l;
     char module[192];
     tensors_layer(&l, &t->c, layer);

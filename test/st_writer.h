@@ -11,7 +11,7 @@
 
 struct st_draft {
     struct buf header, data;
-    const char *drop;     /* tensors whose name holds this are left out */
+    const char *drop;      /* tensors whose name holds this are left out */
     const char *from, *to; /* a part of names that is replaced */
     const char *front;     /* before names that do not have `from`; NULL: nothing */
 };
@@ -27,7 +27,8 @@ static inline void st_put(struct st_draft *w, const char *name, const char *dtyp
         snprintf(as, sizeof as, "%.*s%s%s", (int)(at - name), name, w->to, at + strlen(w->from));
     else
         snprintf(as, sizeof as, "%s%s", w->front ? w->front : "", name);
-    CHECK(buf_printf(&w->header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}",
+    CHECK(buf_printf(&w->header,
+                     "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}",
                      w->header.len ? "," : "{", as, dtype, dims, w->data.len, w->data.len + n));
     CHECK(n == 0 || buf_put(&w->data, bytes, n));
 }

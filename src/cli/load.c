@@ -59,9 +59,10 @@ static size_t min_size(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-#define BIT(f)  (1u << (f))
-#define FP8     (BIT(FORMAT_FP8_BLOCK) | BIT(FORMAT_FP8_TENSOR) | BIT(FORMAT_FP8_CHANNEL))
-#define ANY     (BIT(FORMAT_COUNT) - 1)
+#define COUNT(a) (sizeof(a) / sizeof(a)[0])
+#define BIT(f)   (1u << (f))
+#define FP8      (BIT(FORMAT_FP8_BLOCK) | BIT(FORMAT_FP8_TENSOR) | BIT(FORMAT_FP8_CHANNEL))
+#define ANY      (BIT(FORMAT_COUNT) - 1)
 
 /* SGLang's words. */
 static const struct {
@@ -81,7 +82,7 @@ err_t load_quantization(format_t *format, unsigned *accept, const char *name, st
 {
     format_t f = format_find(name);
     unsigned bits = f == FORMAT_COUNT ? 0 : BIT(f);
-    for (size_t i = 0; f == FORMAT_COUNT && i < sizeof quantizations / sizeof quantizations[0]; i++) {
+    for (size_t i = 0; f == FORMAT_COUNT && i < COUNT(quantizations); i++) {
         if (strcmp(name, quantizations[i].name) != 0) continue;
         f = quantizations[i].format;
         bits = quantizations[i].accept;
@@ -322,8 +323,8 @@ void load_plan(const struct loaded *l, struct buf *out)
     }
     double kv = (double)l->n_pages * (double)l->page_bytes;
     (void)buf_printf(out,
-                     "memory: weights %.1f MB, %.3f of the %.1f MB stored (twice that while an update "
-                     "is staged), KV %.1f MB = "
+                     "memory: weights %.1f MB, %.3f of the %.1f MB stored (twice that while an "
+                     "update is staged), KV %.1f MB = "
                      "%" PRId64 " tokens in pages of %d; %.1f GB available",
                      (double)l->weight_bytes * 1e-6,
                      (double)l->weight_bytes / (double)(l->stored_bytes ? l->stored_bytes : 1),

@@ -75,8 +75,8 @@ err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e
 err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e) MUST_USE;
 /* "weights 14.1 MB, KV 1.2 GB (...)" */
 void load_plan(const struct loaded *l, struct buf *out);
-/* --quantization: a format's name, or SGLang's word for a format or method.  `format` is what a BF16
- * checkpoint is encoded to while it is loaded (FORMAT_BF16: nothing is), `accept` the formats (bits
+/* --quantization: a format's name, or SGLang's word for a format or method.  `format` is what a
+ * BF16 checkpoint is encoded to while it is loaded (FORMAT_BF16: nothing is), `accept` the formats (bits
  * 1 << format_t) of a quantized one that is served as it is. */
 err_t load_quantization(format_t *format, unsigned *accept, const char *name,
                         struct err *e) MUST_USE;

@@ -8,13 +8,15 @@
 
 #define PATTERN_BYTES 512
 #define NAME_BYTES    640
-#define MATCH_LIMIT   100000 /* steps of one regular expression: no file may stop the server */
+#define MATCH_LIMIT   10000 /* steps of one regular expression: no file may stop the server */
 #define COUNT(a)      (sizeof(a) / sizeof(a)[0])
 
 struct pattern {
     syntax_t syntax;
     char *text;
-    pcre2_code *regex; /* of "re:" */
+    pcre2_code *regex; /* of "re:", and what matching it needs; else NULL */
+    pcre2_match_data *found;
+    pcre2_match_context *limits;
 };
 
 /* In front of "layers." and the like; the first two before "lm_head" too. */
@@ -26,21 +28,35 @@ static const char *const prefixes[] = {"", "language_model.", "model.", "languag
 static const struct {
     const char *part, *fused;
 } fusions[] = {
-    {".q_proj", ".qkv_proj"},        {".k_proj", ".qkv_proj"},
-    {".v_proj", ".qkv_proj"},        {".gate_proj", ".gate_up_proj"},
-    {".up_proj", ".gate_up_proj"},
+    {".q_proj", ".qkv_proj"},        {".k_proj", ".qkv_proj"},      {".v_proj", ".qkv_proj"},
+    {".gate_proj", ".gate_up_proj"}, {".up_proj", ".gate_up_proj"},
 };
 
 static err_t compile(struct pattern *p, const char *source, struct err *e)
 {
     int code;
     PCRE2_SIZE at;
-    p->regex = pcre2_compile((PCRE2_SPTR)source, PCRE2_ZERO_TERMINATED,
-                             PCRE2_ANCHORED | PCRE2_UTF, &code, &at, NULL);
-    if (p->regex) return OK;
+    p->regex = pcre2_compile((PCRE2_SPTR)source, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED | PCRE2_UTF,
+                             &code, &at, NULL);
+    if (p->regex) {
+        p->found = pcre2_match_data_create(1, NULL);
+        p->limits = pcre2_match_context_create(NULL);
+        if (p->found == NULL || p->limits == NULL)
+            return err_set(e, ERR_NOMEM, "no memory for \"re:%.200s\"", source);
+        pcre2_set_match_limit(p->limits, MATCH_LIMIT);
+        return OK;
+    }
     char why[128] = "";
     pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
     return err_set(e, ERR_INPUT, "\"re:%.200s\": %s", source, why);
+}
+
+static void pattern_free(struct pattern *p)
+{
+    pcre2_match_context_free(p->limits);
+    pcre2_match_data_free(p->found);
+    pcre2_code_free(p->regex);
+    mem_free(p->text);
 }
 
 err_t patterns_add(struct patterns *p, syntax_t syntax, const char *text, struct err *e)
@@ -60,20 +76,17 @@ err_t patterns_add(struct patterns *p, syntax_t syntax, const char *text, struct
     if (t.text == NULL) return err_set(e, ERR_NOMEM, "no memory for a name");
     err_t rc = OK;
     if (syntax == SYNTAX_EXACT && strncmp(text, "re:", 3) == 0) rc = compile(&t, text + 3, e);
-    if (rc != OK) {
-        mem_free(t.text);
-        return rc;
-    }
-    p->v[p->n++] = t;
-    return OK;
+    if (rc != OK)
+        pattern_free(&t);
+    else
+        p->v[p->n++] = t;
+    return rc;
 }
 
 void patterns_free(struct patterns *p)
 {
-    for (size_t i = 0; i < p->n; i++) {
-        pcre2_code_free(p->v[i].regex);
-        mem_free(p->v[i].text);
-    }
+    for (size_t i = 0; i < p->n; i++)
+        pattern_free(&p->v[i]);
     mem_free(p->v);
     *p = (struct patterns){0};
 }
@@ -133,21 +146,15 @@ static bool match_wildcard(const char *w, const char *name)
     return false;
 }
 
-static bool match_regex(const pcre2_code *regex, const char *name)
+static bool match_regex(const struct pattern *p, const char *name)
 {
-    pcre2_match_data *md = pcre2_match_data_create(1, NULL);
-    pcre2_match_context *mc = pcre2_match_context_create(NULL);
-    CHECK(md && mc);
-    pcre2_set_match_limit(mc, MATCH_LIMIT);
-    int n = pcre2_match(regex, (PCRE2_SPTR)name, PCRE2_ZERO_TERMINATED, 0, 0, md, mc);
-    pcre2_match_context_free(mc);
-    pcre2_match_data_free(md);
-    return n >= 0;
+    return pcre2_match(p->regex, (PCRE2_SPTR)name, PCRE2_ZERO_TERMINATED, 0, 0, p->found,
+                       p->limits) >= 0;
 }
 
 static bool match_one(const struct pattern *p, const char *name)
 {
-    if (p->regex) return match_regex(p->regex, name);
+    if (p->regex) return match_regex(p, name);
     switch (p->syntax) {
     case SYNTAX_PREFIX: return match_prefix(p->text, name);
     case SYNTAX_WILDCARD: return match_wildcard(p->text, name);

@@ -10,13 +10,15 @@
  *
  *   SYNTAX_PREFIX    modules_to_not_convert, ignored_layers: whole components of the name, at its
  *                    start or inside: "lm_head", "mlp.gate", "model.layers.47."; "layers.4" is not
- *                    layer 40.  With '*', which stands for any run: a whole name, or a prefix of one
- *                    that ends before a dot.
- *   SYNTAX_WILDCARD  exclude_modules, ModelOpt's ignore: '*' stands for any run, '.' for itself; the
- *                    whole name or one whole component.  So "model.layers.4*" is also layer 40, and
+ *                    layer 40.  With '*', which stands for any run: a whole name, or a prefix of
+ *                    one that ends before a dot.
+ *   SYNTAX_WILDCARD  exclude_modules, ModelOpt's ignore: '*' stands for any run, '.' for itself;
+ *                    the whole name or one whole component.  So "model.layers.4*" is also layer 40, and
  *                    "layers.1.*" is not.  Without '*' also as SYNTAX_PREFIX (Miles).
  *   SYNTAX_EXACT     compressed-tensors: the whole name; "re:R" is Python's re.match, anchored at
  *                    the start alone.
+ *
+ * A regular expression that takes too long matches nothing.  One thread at a time.
  *
  * A module is asked for by Hugging Face's name.  It also answers to its name without "model.", with
  * "language_model." in the usual places, as part of qkv_proj or gate_up_proj, and as `stored`.

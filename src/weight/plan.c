@@ -158,7 +158,8 @@ err_t plan_formats(const struct plan *p, struct slot_spec *specs, struct err *e)
             specs[i].shape.format = w->weight.format;
         else if (w->weight.format != FORMAT_BF16)
             return err_set(e, ERR_UNSUPPORTED, "module %.*s: %s is not implemented here (bf16 is)",
-                           module_len(specs[i].name), specs[i].name, formats[w->weight.format].name);
+                           module_len(specs[i].name), specs[i].name,
+                           formats[w->weight.format].name);
     }
     return OK;
 }

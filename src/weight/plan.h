@@ -4,7 +4,7 @@
  *     struct plan p;
  *     if (plan_open(&p, dir, specs, n, e) != OK) ...   // opens, finds, validates
  *     if (plan_formats(&p, specs, e) != OK) ...        // start: slots take the checkpoint's formats
- *     if (plan_encode(&p, specs, FORMAT_NVFP4, accept, e) != OK) ...    // or those of --quantization
+ *     if (plan_encode(&p, specs, FORMAT_NVFP4, accept, e) != OK) ...   // or of --quantization
  *     if (plan_check(&p, specs, e) != OK) ...          // update: formats are as resident
  *     plan_close(&p);
  *
@@ -20,7 +20,7 @@
 #include "weight/store.h"
 
 struct planned {
-    bool found;            /* false: another slot of this name has it, or it is optional and absent */
+    bool found;            /* false: an earlier slot has this name, or it is optional and absent */
     struct spelled weight; /* matrices and plain slots */
     struct source kv[2];   /* f32 slots */
 };
@@ -37,16 +37,16 @@ err_t plan_open(struct plan *p, const char *dir, const struct slot_spec *specs, 
                 struct err *e) MUST_USE;
 void plan_close(struct plan *p);
 
-/* Sets shape.format of every matrix.  ERR_UNSUPPORTED: a quantized tensor where only BF16 can be. */
+/* Sets shape.format of every matrix.  ERR_UNSUPPORTED: quantized where only BF16 can be. */
 err_t plan_formats(const struct plan *p, struct slot_spec *specs, struct err *e) MUST_USE;
 /* After plan_formats: every `linear` slot will be encoded to `format`, if the checkpoint is BF16 all
  * through.  A quantized one is ERR_INPUT if it has a format outside `accept` (bits 1 << format_t);
  * nothing is encoded then. */
 err_t plan_encode(const struct plan *p, struct slot_spec *specs, format_t format, unsigned accept,
                   struct err *e) MUST_USE;
-/* ERR_STATE with the first module whose format is neither the slot's nor to be encoded (a checkpoint
- * that is quantized anywhere is taken as it is): "model.layers.0.self_attn.q_proj: fp8-block -> bf16".
- */
+/* ERR_STATE with the first module whose format is neither the slot's nor to be encoded:
+ * "model.layers.0.self_attn.q_proj: fp8-block -> bf16".  A checkpoint that is quantized anywhere is
+ * taken as it is. */
 err_t plan_check(const struct plan *p, const struct slot_spec *specs, struct err *e) MUST_USE;
 
 /* ERR_INPUT with the names of slots that are not in `have` ("missing tensors: a, b and 3 more"). */

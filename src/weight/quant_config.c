@@ -33,14 +33,10 @@ struct word {
 
 /* quant_algo of ModelOpt. */
 static const struct word algos[] = {
-    {"FP8", BIT(FORMAT_FP8_TENSOR)},
-    {"FP8_PER_CHANNEL_PER_TOKEN", BIT(FORMAT_FP8_CHANNEL)},
-    {"FP8_PB_WO", BIT(FORMAT_FP8_BLOCK)},
-    {"MXFP8", BIT(FORMAT_MXFP8)},
-    {"NVFP4", BIT(FORMAT_NVFP4)},
-    {"W4A16_NVFP4", BIT(FORMAT_NVFP4)},
-    {"W4A8_NVFP4_FP8", BIT(FORMAT_NVFP4)},
-    {"MXFP4", BIT(FORMAT_MXFP4)},
+    {"FP8", BIT(FORMAT_FP8_TENSOR)},       {"FP8_PER_CHANNEL_PER_TOKEN", BIT(FORMAT_FP8_CHANNEL)},
+    {"FP8_PB_WO", BIT(FORMAT_FP8_BLOCK)},  {"MXFP8", BIT(FORMAT_MXFP8)},
+    {"NVFP4", BIT(FORMAT_NVFP4)},          {"W4A16_NVFP4", BIT(FORMAT_NVFP4)},
+    {"W4A8_NVFP4_FP8", BIT(FORMAT_NVFP4)}, {"MXFP4", BIT(FORMAT_MXFP4)},
     {"W4A8_MXFP4_FP8", BIT(FORMAT_MXFP4)},
 };
 
@@ -73,7 +69,8 @@ static const struct word *find(const struct word *w, size_t n, const char *name)
     return NULL;
 }
 
-static err_t unknown(struct err *e, const char *key, const char *value, const struct word *w, size_t n)
+static err_t unknown(struct err *e, const char *key, const char *value, const struct word *w,
+                     size_t n)
 {
     struct buf b = {0};
     for (size_t i = 0; i < n; i++)
@@ -135,9 +132,10 @@ static err_t block_formats(unsigned *out, const json_t *q, struct err *e)
         *out = BIT(f) | (r > 1 ? BIT(FORMAT_FP8_TENSOR) : 0u);
         return OK;
     }
-    return err_set(e, ERR_UNSUPPORTED,
-                   "weight_block_size: [%lld, %lld] is not implemented ([128, 128] and [1, 32] are)",
-                   (long long)r, (long long)k);
+    return err_set(
+        e, ERR_UNSUPPORTED,
+        "weight_block_size: [%lld, %lld] is not implemented ([128, 128] and [1, 32] are)",
+        (long long)r, (long long)k);
 }
 
 static err_t parse_excluding(struct quant_config *c, const json_t *q, unsigned bits, struct err *e)
@@ -180,7 +178,8 @@ static err_t parse_layers(struct quant_config *c, const json_t *layers, struct e
     json_object_foreach((json_t *)layers, module, v)
     {
         const struct word *w = find(algos, COUNT(algos), text_of(v, "quant_algo"));
-        if (w == NULL) return unknown(e, "quant_algo", text_of(v, "quant_algo"), algos, COUNT(algos));
+        if (w == NULL)
+            return unknown(e, "quant_algo", text_of(v, "quant_algo"), algos, COUNT(algos));
         struct group **g = &of[w - algos];
         err_t rc = *g ? OK : add_group(c, g, w->formats, e);
         if (rc == OK) rc = patterns_add(&(*g)->targets, SYNTAX_WILDCARD, module, e);
@@ -232,7 +231,8 @@ static bool is_class(const char *target)
     return target[0] >= 'A' && target[0] <= 'Z';
 }
 
-static err_t parse_group(struct quant_config *c, const json_t *group, const char *file, struct err *e)
+static err_t parse_group(struct quant_config *c, const json_t *group, const char *file,
+                         struct err *e)
 {
     unsigned bits = 0;
     struct group *g = NULL;
@@ -377,9 +377,12 @@ err_t quant_config_check(const struct quant_config *q, const char *module, const
     struct buf b = {0};
     for (int f = 0; f < FORMAT_COUNT && !excluded; f++)
         if (bits & BIT(f)) buf_printf(&b, "%s%s", b.len ? " or " : "", formats[f].name);
-    err_t rc = err_set(e, ERR_INPUT, "module %s: stored as %s, but the quantization config (%s) %s%s",
-                       module, formats[format].name, q->about,
-                       excluded ? "excludes it" : "has ", excluded ? "" : b.len ? b.data : "bf16");
+    err_t rc =
+        err_set(e, ERR_INPUT, "module %s: stored as %s, but the quantization config (%s) %s%s",
+                module, formats[format].name, q->about, excluded ? "excludes it" : "has ",
+                excluded ? ""
+                : b.len  ? b.data
+                         : "bf16");
     buf_release(&b);
     return rc;
 }

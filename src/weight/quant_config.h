@@ -29,7 +29,7 @@
 struct quant_config;
 
 err_t quant_config_load(struct quant_config **out, const char *dir, struct err *e) MUST_USE;
-/* From the JSON of either file (tests); `name` is for messages.  *out stays NULL if there is none. */
+/* From the JSON of either file (tests); `name` is for messages. */
 err_t quant_config_parse(struct quant_config **out, const char *json, size_t n, const char *name,
                          struct err *e) MUST_USE;
 void quant_config_free(struct quant_config *q); /* NULL is fine */

@@ -69,9 +69,9 @@ static const struct {
     size_t in, out; /* bytes of an element */
     convert_fn *fn;
 } converts[CONVERT_COUNT] = {
-    [CONVERT_BYTE] = {1, 1, copy8},         [CONVERT_BF16] = {2, 2, copy16},
-    [CONVERT_F16_BF16] = {2, 2, f16_bf16},  [CONVERT_F32_BF16] = {4, 2, f32_bf16},
-    [CONVERT_F32] = {4, 4, copy32},         [CONVERT_BF16_F32] = {2, 4, bf16_f32},
+    [CONVERT_BYTE] = {1, 1, copy8},        [CONVERT_BF16] = {2, 2, copy16},
+    [CONVERT_F16_BF16] = {2, 2, f16_bf16}, [CONVERT_F32_BF16] = {4, 2, f32_bf16},
+    [CONVERT_F32] = {4, 4, copy32},        [CONVERT_BF16_F32] = {2, 4, bf16_f32},
     [CONVERT_F16_F32] = {2, 4, f16_f32},
 };
 
@@ -92,8 +92,8 @@ static err_t reserve(struct source_scratch *scratch, size_t bytes, const struct 
     source_scratch_free(scratch);
     scratch->data = mem_try(bytes);
     if (scratch->data == NULL)
-        return err_set(e, ERR_NOMEM, "tensor %s: no memory to read it (%zu bytes)",
-                       s->tensor->name, bytes);
+        return err_set(e, ERR_NOMEM, "tensor %s: no memory to read it (%zu bytes)", s->tensor->name,
+                       bytes);
     scratch->cap = bytes;
     return OK;
 }
@@ -110,7 +110,7 @@ static void invert(float *x, size_t n)
         x[i] = 1.0f / x[i];
 }
 
-/* The rectangle as lines of neighbours in the file: its rows, or its columns if it is transposed. */
+/* The rectangle as lines of neighbours in the file: its rows, or columns if it is transposed. */
 struct lines {
     uint64_t at, stride; /* elements */
     size_t n, len;

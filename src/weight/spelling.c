@@ -145,9 +145,9 @@ static bool parse_expert(struct expert *x, const char *module)
 static bool expert_module(char out[NAME_BYTES], const struct arrangement *a, const struct expert *x,
                           int proj)
 {
-    int n = a->fused ? snprintf(out, NAME_BYTES, "%s%s%s", x->layer, a->at, a->proj[proj])
-                     : snprintf(out, NAME_BYTES, "%s%s%u.%s", x->layer, a->at, x->index,
-                                a->proj[proj]);
+    int n = a->fused
+                ? snprintf(out, NAME_BYTES, "%s%s%s", x->layer, a->at, a->proj[proj])
+                : snprintf(out, NAME_BYTES, "%s%s%u.%s", x->layer, a->at, x->index, a->proj[proj]);
     return n >= 0 && n < NAME_BYTES;
 }
 
@@ -272,7 +272,8 @@ err_t spelling_find(struct spelling *s, struct spelled *out, const char *name, i
     if (found && bare)
         found = (f.part[PART_DATA] = get(s, module, "")) != NULL;
     else if (found)
-        found = parse_expert(&x, module) ? find_expert(s, &f, module, &x) : find_plain(s, &f, module);
+        found =
+            parse_expert(&x, module) ? find_expert(s, &f, module, &x) : find_plain(s, &f, module);
     if (!found) return err_set(e, ERR_NOTFOUND, "missing tensor: %s", name);
     err_t rc = bare ? OK : find_companions(s, &f, module, f.fused, e);
     struct spelled w = {.arrangement = f.arrangement};

@@ -4,7 +4,7 @@
  *     struct spelling s;
  *     if (spelling_open(&s, &checkpoint, e) != OK) ...
  *     struct spelled w;
- *     rc = spelling_find(&s, &w, "model.layers.0.mlp.experts.5.gate_proj.weight", 2, rows, cols, e);
+ *     rc = spelling_find(&s, &w, "model.layers.0.mlp.experts.5.up_proj.weight", 2, rows, cols, e);
  *     rc = spelling_find_kv(&s, kv, "model.layers.0.self_attn", e);
  *     rc = spelling_rest(&s, e);           // a tensor that nobody asked for
  *     spelling_close(&s);
@@ -28,10 +28,11 @@
  *
  * Names    of the parts of module M:  M.weight, .weight_packed; .weight_scale_inv, .weight_scale;
  *          .weight_scale_2, .weight_global_scale (inverse); .input_scale, .activation_scale,
- *          .input_global_scale (inverse).  Fused experts M_weight_scale ... too, M_blocks, M_scales.
+ *          .input_global_scale (inverse).  Fused experts M_weight_scale ... too, M_blocks and
+ *          M_scales.
  * Experts  one tensor each (gate_proj, up_proj, down_proj; Mixtral's w1, w3, w2); fused
- *          gate_up_proj [E, 2I, H], gate rows first; transposed [E, H, 2I]; gpt-oss [E, 2I, ...] with
- *          gate and up rows in turn.  Scalars of fused experts: one, [E] or [E, 2] (gate, up).
+ *          gate_up_proj [E, 2I, H], gate rows first; transposed [E, H, 2I]; gpt-oss [E, 2I, ...]
+ *          with gate and up rows in turn.  Scalars of fused experts: one, [E] or [E, 2] (gate, up).
  * Prefixes model., language_model.model., model.language_model., none: as the embedding has it.
  * k and v scales under the names of spelling.c's table.
  *
@@ -52,8 +53,8 @@ struct spelling {
 
 struct spelled {
     format_t format;
-    const char *arrangement; /* "" a tensor of its own; "mixtral", "fused", "fused transposed", ... */
-    struct source part[PART_COUNT]; /* PART_DATA always, the others as the format and the file have */
+    const char *arrangement; /* "" a tensor of its own; "mixtral", "fused", ... */
+    struct source part[PART_COUNT]; /* PART_DATA always; others as the format and the file have */
 };
 
 err_t spelling_open(struct spelling *s, const struct checkpoint *c, struct err *e) MUST_USE;

@@ -51,8 +51,8 @@ struct place {
     bool transposed;
 };
 
-/* Shapes of the whole tensor that mean a part of rows x cols: at most 4 spellings of one.  The first
- * is the one to name.  `flat`: a last dimension of 1 may be left out. */
+/* Shapes of the whole tensor that mean a part of rows x cols: at most 4 spellings of one.  The
+ * first is the one to name.  `flat`: a last dimension of 1 may be left out. */
 static int shapes(struct view out[4], const struct place *p, uint64_t experts, uint64_t rows,
                   uint64_t cols, bool flat)
 {
@@ -82,6 +82,13 @@ static int shapes(struct view out[4], const struct place *p, uint64_t experts, u
     return n;
 }
 
+/* Of a fused module: as many as its data has. */
+static uint64_t experts_of(const struct found *f)
+{
+    const struct checkpoint_entry *t = f->part[PART_DATA];
+    return f->fused && t->tensor->n_dims > 0 ? t->tensor->shape[0] : 0;
+}
+
 static bool same(const struct view *a, const struct view *b)
 {
     if (a->n != b->n) return false;
@@ -94,8 +101,9 @@ static bool fits(const struct view *v, const struct place *p, uint64_t rows, uin
                  bool flat)
 {
     struct view want[4];
-    if (v->n == 0 || (p->f->fused && p->f->expert >= v->d[0])) return false;
-    int n = shapes(want, p, v->d[0], rows, cols, flat);
+    uint64_t experts = experts_of(p->f);
+    if (v->n == 0 || (p->f->fused && p->f->expert >= experts)) return false;
+    int n = shapes(want, p, experts, rows, cols, flat);
     for (int i = 0; i < n; i++)
         if (same(v, &want[i])) return true;
     return false;
@@ -131,11 +139,15 @@ static bool scalar(struct source *s, const struct found *f, const struct checkpo
     uint64_t rest = 1;
     for (int i = 1; i < v.n; i++)
         rest *= v.d[i]; /* the product of all is known to fit */
-    *s = (struct source){.file = t->file, .tensor = t->tensor, .rows = 1, .cols = 1,
-                         .row_stride = 1, .col_stride = 1};
+    *s = (struct source){.file = t->file,
+                         .tensor = t->tensor,
+                         .rows = 1,
+                         .cols = 1,
+                         .row_stride = 1,
+                         .col_stride = 1};
     s->convert = kinds[t->tensor->dtype].scale_convert;
     if (v.n == 0 || (v.d[0] == 1 && rest == 1)) return true;
-    if (!f->fused || f->expert >= v.d[0]) return false;
+    if (!f->fused || v.d[0] != experts_of(f)) return false;
     s->first = f->expert * rest + (rest == 2 ? f->half : 0);
     return rest == 1 || (rest == 2 && f->halves == 2);
 }
@@ -154,10 +166,10 @@ static err_t bad_shape(struct err *e, const struct found *f, const struct view *
     struct place p = {f, false};
     struct view want[4];
     struct buf b = {0};
-    if (f->fused && v->n > 0 && f->expert >= v->d[0])
+    if (f->fused && v->n > 0 && f->expert >= experts_of(f))
         return err_set(e, ERR_INPUT, "tensor %s: %llu experts, the model needs more", t->name,
-                       (unsigned long long)v->d[0]);
-    (void)shapes(want, &p, v->n ? v->d[0] : 0, rows, cols, false);
+                       (unsigned long long)experts_of(f));
+    (void)shapes(want, &p, experts_of(f), rows, cols, false);
     put_dims(&b, t->shape, t->n_dims);
     buf_puts(&b, ", the model needs ");
     if (n_dims == 1)
@@ -179,7 +191,7 @@ static uint64_t stored(elem_t elem, uint64_t cols)
 static bool sibling_transposed(const struct found *f, uint64_t rows, uint64_t cols)
 {
     if (f->sibling == NULL || !kinds[f->sibling->tensor->dtype].is_data) return false;
-    struct found other = {.fused = true, .halves = 3 - f->halves};
+    struct found other = {.fused = true, .halves = 3 - f->halves, .part = {f->sibling}};
     struct place straight = {&other, false}, turned = {&other, true};
     struct view v = view_of(f->sibling->tensor, false);
     uint64_t r = cols, c = stored(kinds[f->sibling->tensor->dtype].elem, rows);
@@ -257,8 +269,7 @@ static err_t bad_grid(struct err *e, const struct place *p, const struct kind *d
     for (int f = 0; scale->is_scale && f < FORMAT_COUNT; f++) {
         struct view want[4];
         if (!takes((format_t)f, data, scale)) continue;
-        (void)shapes(want, p, p->f->part[PART_DATA]->tensor->shape[0],
-                     format_scale_rows((format_t)f, (size_t)rows),
+        (void)shapes(want, p, experts_of(p->f), format_scale_rows((format_t)f, (size_t)rows),
                      format_scale_cols((format_t)f, (size_t)cols), false);
         if (whole(&formats[f])) want[0].n = 0;
         buf_puts(&b, any ? " or " : " ");
@@ -266,10 +277,10 @@ static err_t bad_grid(struct err *e, const struct place *p, const struct kind *d
         buf_printf(&b, " (%s)", formats[f].name);
         any = true;
     }
-    err_t rc = any ? err_set(e, ERR_INPUT, "tensor %s: shape %s", t->name, b.data ? b.data : "")
-                   : err_set(e, ERR_UNSUPPORTED, "tensor %s: dtype: %s is no scale of %s", t->name,
-                             st_dtype_name(t->dtype),
-                             st_dtype_name(p->f->part[PART_DATA]->tensor->dtype));
+    err_t rc =
+        any ? err_set(e, ERR_INPUT, "tensor %s: shape %s", t->name, b.data ? b.data : "")
+            : err_set(e, ERR_UNSUPPORTED, "tensor %s: dtype: %s is no scale of %s", t->name,
+                      st_dtype_name(t->dtype), st_dtype_name(p->f->part[PART_DATA]->tensor->dtype));
     buf_release(&b);
     return rc;
 }

@@ -6,9 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_BYTES      ((size_t)4 << 20)
-#define TRANSPOSED_BYTES ((size_t)32 << 20) /* a chunk reads all columns of its rows: few and large */
-#define MAX_THREADS      64
+#define CHUNK_BYTES ((size_t)4 << 20)
+#define TRANSPOSED_BYTES \
+    ((size_t)32 << 20) /* a chunk reads all columns of its rows: few and large */
+#define MAX_THREADS 64
 
 struct load;
 struct job;
@@ -228,7 +229,9 @@ static err_t add_job(struct load *l, size_t slot, size_t *n, struct err *e)
                            store_spec(l->u->store, i)->name);
     const struct source *s = f32 ? &w->kv[0] : &w->weight.part[PART_DATA];
     l->jobs[l->n++] = (struct job){
-        .run = f32 ? stage_kv : encode ? stage_encode : stage_copy,
+        .run = f32      ? stage_kv
+               : encode ? stage_encode
+                        : stage_copy,
         .slot = slot,
         .n = *n,
         .file = s->file,

@@ -90,8 +90,12 @@ static void check_scales(struct update *u, const struct rows *r, const struct re
     char name[400];
     const char *why = bad_scale[formats[f].scale];
     if (format_check_scales(f, r->scale, n * cols, &at)) {
-        struct format_parts p = {.format = f, .rows = r->n, .cols = (size_t)s->cols,
-                                 .data = r->data, .scale = r->scale, .tensor = 1.0f};
+        struct format_parts p = {.format = f,
+                                 .rows = r->n,
+                                 .cols = (size_t)s->cols,
+                                 .data = r->data,
+                                 .scale = r->scale,
+                                 .tensor = 1.0f};
         if (format_check_zero_blocks(&p, 0, r->n, &at)) return;
         why = "2^-127, and its elements are not all zero";
     }
@@ -108,8 +112,8 @@ static void check_tensor(struct update *u, const struct rows *r, const struct re
     if (r->tensor != 0.0f || (at = first_code(r->data, r->n, (size_t)s->cols)) == SIZE_MAX) return;
     at += r->row0 * (size_t)s->cols;
     name_of(name, u, r, PART_TENSOR);
-    update_note(u, r->slot, PART_TENSOR, at, "tensor %s: scale 0, but element %zu is not zero", name,
-                at);
+    update_note(u, r->slot, PART_TENSOR, at, "tensor %s: scale 0, but element %zu is not zero",
+                name, at);
 }
 
 void stage_rows(struct update *u, const struct rows *r)
@@ -158,8 +162,7 @@ err_t stage_encoded(struct update *u, const struct encode *en, size_t slot, size
         return OK;
     }
     err_t rc = stage_reserve(&room->floats, n * cols * sizeof(float), p->name, e);
-    if (rc == OK)
-        rc = stage_reserve(&room->codes, n * format_row_bytes(f, cols), p->name, e);
+    if (rc == OK) rc = stage_reserve(&room->codes, n * format_row_bytes(f, cols), p->name, e);
     if (rc == OK)
         rc = stage_reserve(&room->scale,
                            scales * format_scale_cols(f, cols) * (size_t)formats[f].scale_bytes,

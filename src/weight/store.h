@@ -25,7 +25,7 @@ struct slot_spec {
     bool optional; /* a RESIDENT_F32 slot that a checkpoint may lack; it then holds `absent` */
     float absent;
     /* Matrices: */
-    bool linear; /* a projection of attention or an MLP: what quantizers take unless told otherwise */
+    bool linear; /* a projection of attention or an MLP: what quantizers take by default */
     bool encode; /* BF16 becomes shape.format while it is staged; else formats must be equal */
     uint8_t amax_at, amax_n; /* place in a run of neighbours that share one amax when they are
                                 encoded, and its length (q, k, v; gate, up); 0 of 0 or 1: alone */

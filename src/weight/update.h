@@ -3,8 +3,8 @@
  *
  *     struct update *u = NULL;
  *     if (update_begin(&u, store, e) != OK) ...
- *     if (update_stage_dir(u, dir, n_threads, &progress, e) != OK) goto fail;  // any thread; serving
- *                                                                              // goes on
+ *     if (update_stage_dir(u, dir, n_threads, &progress, e) != OK) goto fail;   // any thread, while
+ *                                                                               // serving goes on
  *     if (update_prepare(u, e) != OK) goto fail;    // complete, and every value can be used
  *     update_commit(u);                             // engine thread, between two steps
  *     fail: update_free(u);                         // before a commit: the store is as it was

@@ -42,7 +42,7 @@ err_t stage_reserve(struct source_scratch *s, size_t bytes, const char *name,
  * them. */
 struct rows {
     size_t slot, row0, n;
-    const void *data, *scale; /* canonical, from row0 on; no scale: BF16, or a whole scale was put */
+    const void *data, *scale; /* canonical, from row0 on; no scale: BF16, or one was put */
     float tensor;
     const struct spelled *names; /* where they come from; NULL: the slot's name */
 };

@@ -58,8 +58,9 @@ static void c07_scales_missing_or_other_dtype(void **state)
     struct store *s = must_load(d);
     uint64_t h = store_hash(s);
     write_as(a, &t, spell_of(FORMAT_FP8_BLOCK), &drop, NULL);
-    must_refuse(s, a, "tensor model.layers.0.self_attn.q_proj.weight: F8_E4M3 without its scale; "
-                      "missing: model.layers.0.self_attn.q_proj.weight_scale_inv");
+    must_refuse(s, a,
+                "tensor model.layers.0.self_attn.q_proj.weight: F8_E4M3 without its scale; "
+                "missing: model.layers.0.self_attn.q_proj.weight_scale_inv");
     write_as(b, &bf16, spell_of(FORMAT_BF16), NULL, NULL);
     must_refuse(s, b, "model.layers.0.self_attn.q_proj: fp8-block -> bf16");
     for (size_t i = 0; i < N_SPELLS; i++) {
@@ -274,9 +275,15 @@ static void c23_odd_blocks(void **state)
     assert_true(x[2111 * 300] == 65536.0f && x[2047 * 300] == 32768.0f);
     mem_free(x);
     store_free(s);
+    char h[] = "/tmp/moult-c-XXXXXX"; /* ModelOpt's blocks before they are squeezed */
+    s = block_weight(h, 1000, "[8, 1, 3, 1]", 8, 3, &e);
+    assert_non_null(s);
+    assert_int_equal(store_spec(s, 0)->shape.format, FORMAT_FP8_BLOCK);
+    store_free(s);
     assert_null(block_weight(d, 1000, "[7, 3]", 7, 3, &e));
-    assert_non_null(strstr(e.msg, "tensor w.weight_scale_inv: shape [7, 3], a weight of [1000, 300] "
-                                  "needs [8, 3] (fp8-block)"));
+    assert_non_null(strstr(e.msg,
+                           "tensor w.weight_scale_inv: shape [7, 3], a weight of [1000, 300] "
+                           "needs [8, 3] (fp8-block)"));
     assert_null(block_weight(g, 1000, "[3, 8]", 3, 8, &e));
     s = block_weight(f, 1000, "[1, 1]", 1, 1, &e); /* by the documented rule */
     assert_non_null(s);
@@ -293,7 +300,8 @@ static void c21_config_against_storage(void **state)
         const char *config, *says; /* NULL: loads */
     } t[] = {
         {"{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\",\"ignore\":[\"lm_head\","
-         "\"*.mlp.gate\",\"model.layers.10.*\"]}", NULL},
+         "\"*.mlp.gate\",\"model.layers.10.*\"]}",
+         NULL},
         {"{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\",\"ignore\":[\"lm_head\","
          "\"*.mlp.gate\",\"layers.1.*\"]}",
          "module model.layers.1.self_attn.q_proj: stored as nvfp4, but the quantization config "
@@ -368,9 +376,9 @@ static void c25_values(void **state)
     (void)state;
     struct edit {
         format_t format;
-        int field;       /* 0 data, 1 scale, 2 tensor and inverse */
+        int field; /* 0 data, 1 scale, 2 tensor and inverse */
         size_t at;
-        double value;    /* byte or f32 */
+        double value;     /* byte or f32 */
         const char *says; /* NULL: accepted */
     };
     static const struct edit t[] = {
@@ -391,10 +399,12 @@ static void c25_values(void **state)
         {FORMAT_MXFP8, 0, 77, 0x7f, UP3 ".weight: element 77 is NaN"},
         {FORMAT_MXFP8, 0, 77, 0xff, UP3 ".weight: element 77 is NaN"},
         {FORMAT_MXFP4, 1, 5, 0xff, UP3 ".weight_scale: scale 5, of row 2, is NaN or outside"},
-        {FORMAT_FP8_BLOCK, 3, 0, (double)NAN, UP3 ".weight_scale_inv: scale 0, of row 0, is NaN, inf"},
+        {FORMAT_FP8_BLOCK, 3, 0, (double)NAN,
+         UP3 ".weight_scale_inv: scale 0, of row 0, is NaN, inf"},
         {FORMAT_FP8_BLOCK, 3, 0, HUGE_VAL, UP3 ".weight_scale_inv: scale 0, of row 0, is NaN, inf"},
         {FORMAT_FP8_BLOCK, 3, 0, -0.5, UP3 ".weight_scale_inv: scale 0, of row 0, is NaN, inf"},
-        {FORMAT_FP8_CHANNEL, 3, 7, (double)NAN, UP3 ".weight_scale: scale 7, of row 7, is NaN, inf"},
+        {FORMAT_FP8_CHANNEL, 3, 7, (double)NAN,
+         UP3 ".weight_scale: scale 7, of row 7, is NaN, inf"},
         {FORMAT_FP8_BLOCK, 3, 0, 0.0, NULL},
     };
     for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
@@ -465,7 +475,11 @@ static void logits(const char *dir, float *out, size_t n_tokens)
         pos[i] = i;
     }
     struct step_seq sq = {pages, 4};
-    struct step st = {.n_tokens = (int32_t)n_tokens, .ids = ids, .pos = pos, .seq = seq, .n_seqs = 1,
+    struct step st = {.n_tokens = (int32_t)n_tokens,
+                      .ids = ids,
+                      .pos = pos,
+                      .seq = seq,
+                      .n_seqs = 1,
                       .seqs = &sq};
     assert_int_equal(model_logits(m, &st, pos, (int32_t)n_tokens, out, NULL), OK);
     model_free(m);
@@ -540,7 +554,8 @@ static void tensors(void **state)
     } t[] = {
         {FORMAT_NVFP4, UP3 ".weight_scale_2", NULL, NULL,
          "without its tensor scale; missing: model." UP3 ".weight_scale_2 or model." UP3
-         ".weight_global_scale", NULL, NULL, NULL},
+         ".weight_global_scale",
+         NULL, NULL, NULL},
         {FORMAT_NVFP4, UP3, NULL, NULL, "missing tensors: model." UP3 ".weight", NULL, NULL, NULL},
         {FORMAT_NVFP4, "input_scale", NULL, NULL, NULL, NULL, NULL, NULL},
         {FORMAT_NVFP4, NULL, NULL, NULL, UP3 ".pre_quant_scale: unknown to the model",
@@ -562,11 +577,10 @@ static void tensors(void **state)
         {FORMAT_FP8_BLOCK, UP3 ".weight_scale_inv", NULL, NULL,
          UP3 ".weight_scale_inv: dtype: I32 is no scale of F8_E4M3",
          "model." UP3 ".weight_scale_inv", "I32", "[1, 4]"},
-        {FORMAT_BF16, UP3, NULL, NULL, UP3 ".weight: dtype: I8 is not BF16",
-         "model." UP3 ".weight", "I8", "[16]"},
-        {FORMAT_BF16, UP3, NULL, NULL,
-         UP3 ".weight: shape [2, 4], the model needs [128, 64]", "model." UP3 ".weight", "BF16",
-         "[2, 4]"},
+        {FORMAT_BF16, UP3, NULL, NULL, UP3 ".weight: dtype: I8 is not BF16", "model." UP3 ".weight",
+         "I8", "[16]"},
+        {FORMAT_BF16, UP3, NULL, NULL, UP3 ".weight: shape [2, 4], the model needs [128, 64]",
+         "model." UP3 ".weight", "BF16", "[2, 4]"},
     };
     for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
         struct tiny n;

@@ -31,8 +31,10 @@ static void patterns(void **state)
         {SYNTAX_PREFIX, "gate", "model.layers.0.mlp.experts.1.gate_proj", false},
         {SYNTAX_PREFIX, "model.layers.*.self_attn", "model.layers.3.self_attn.k_proj", true},
         {SYNTAX_PREFIX, "model.layers.*.self_attn", "model.layers.3.mlp.gate", false},
-        {SYNTAX_PREFIX, "model.layers.0.self_attn.qkv_proj", "model.layers.0.self_attn.v_proj", true},
-        {SYNTAX_PREFIX, "model.layers.0.self_attn.qkv_proj", "model.layers.0.self_attn.o_proj", false},
+        {SYNTAX_PREFIX, "model.layers.0.self_attn.qkv_proj", "model.layers.0.self_attn.v_proj",
+         true},
+        {SYNTAX_PREFIX, "model.layers.0.self_attn.qkv_proj", "model.layers.0.self_attn.o_proj",
+         false},
         {SYNTAX_PREFIX, "model.layers.1.mlp.experts", "model.layers.1.mlp.experts.9.up_proj", true},
         {SYNTAX_WILDCARD, "model.layers.47*", "model.layers.47.mlp.experts.3.up_proj", true},
         {SYNTAX_WILDCARD, "model.layers.4*", "model.layers.40.self_attn.q_proj", true},
@@ -62,7 +64,7 @@ static void patterns(void **state)
         {SYNTAX_EXACT, "re:^model\\.layers\\.47\\.", "model.layers.47.mlp.experts.0.up_proj", true},
         {SYNTAX_EXACT, "re:^model\\.layers\\.4\\.", "model.layers.47.mlp.experts.0.up_proj", false},
         {SYNTAX_EXACT, "re:model.layers.4", "model.layers.47.mlp.gate", true}, /* not at the end */
-        {SYNTAX_EXACT, "re:mlp", "model.layers.47.mlp.gate", false},          /* at the start */
+        {SYNTAX_EXACT, "re:mlp", "model.layers.47.mlp.gate", false},           /* at the start */
         {SYNTAX_EXACT, "re:.*self_attn.qkv_proj", "model.layers.2.self_attn.k_proj", true},
         {SYNTAX_EXACT, "re:^layers\\.2\\.", "model.layers.2.self_attn.k_proj", true},
     };
@@ -101,50 +103,65 @@ static void configs(void **state)
         {"{}", Q, FORMAT_NVFP4, NULL}, /* nothing is said */
         {"{\"quantization_config\":null}", Q, FORMAT_FP8_BLOCK, NULL},
         {"{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],"
-         "\"modules_to_not_convert\":[\"model.layers.1.self_attn\"]}}", X, FORMAT_FP8_BLOCK, NULL},
+         "\"modules_to_not_convert\":[\"model.layers.1.self_attn\"]}}",
+         X, FORMAT_FP8_BLOCK, NULL},
         {"{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],"
-         "\"modules_to_not_convert\":[\"model.layers.1.self_attn\"]}}", Q, FORMAT_FP8_BLOCK,
+         "\"modules_to_not_convert\":[\"model.layers.1.self_attn\"]}}",
+         Q, FORMAT_FP8_BLOCK,
          "module " Q ": stored as fp8-block, but the quantization config (fp8) excludes it"},
         {"{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}}", Q,
          FORMAT_MXFP8, "stored as mxfp8, but the quantization config (fp8) has fp8-block"},
         {"{\"quantization_config\":{\"quant_method\":\"fp8\"}}", Q, FORMAT_FP8_TENSOR, NULL},
         {"{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[1,32]}}", Q,
          FORMAT_MXFP8, NULL},
-        {"{\"quantization_config\":{\"quant_method\":\"mxfp8\",\"ignored_layers\":[\"layers.1.\"]}}",
+        {"{\"quantization_config\":{\"quant_method\":\"mxfp8\",\"ignored_layers\":[\"layers.1.\"]}"
+         "}",
          Q, FORMAT_MXFP8, "excludes it"},
-        {"{\"quantization_config\":{\"quant_method\":\"mxfp8\",\"ignored_layers\":[\"layers.1.\"]}}",
+        {"{\"quantization_config\":{\"quant_method\":\"mxfp8\",\"ignored_layers\":[\"layers.1.\"]}"
+         "}",
          Q, FORMAT_BF16, NULL}, /* BF16 never contradicts */
         {"{\"quantization_config\":{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\","
-         "\"ignore\":[\"lm_head\"],\"config_groups\":{}}}", Q, FORMAT_NVFP4, NULL},
+         "\"ignore\":[\"lm_head\"],\"config_groups\":{}}}",
+         Q, FORMAT_NVFP4, NULL},
         {"{\"quantization_config\":{\"quant_method\":\"modelopt\",\"quantization\":{\"quant_algo\":"
-         "\"NVFP4\",\"exclude_modules\":[\"*q_proj\"]}}}", Q, FORMAT_NVFP4, "modelopt NVFP4"},
+         "\"NVFP4\",\"exclude_modules\":[\"*q_proj\"]}}}",
+         Q, FORMAT_NVFP4, "modelopt NVFP4"},
         {"{\"producer\":{\"name\":\"modelopt\"},\"quantization\":{\"quant_algo\":\"FP8\","
-         "\"exclude_modules\":[\"lm_head\"]}}", Q, FORMAT_FP8_TENSOR, NULL},
+         "\"exclude_modules\":[\"lm_head\"]}}",
+         Q, FORMAT_FP8_TENSOR, NULL},
         {"{\"quantization\":{\"quant_algo\":\"FP8_PB_WO\"}}", Q, FORMAT_FP8_BLOCK, NULL},
         {"{\"quantization\":{\"quant_algo\":\"MIXED_PRECISION\",\"quantized_layers\":{"
          "\"model.layers.*.mlp.experts*\":{\"quant_algo\":\"NVFP4\"},"
-         "\"" Q "\":{\"quant_algo\":\"FP8\"}}}}", X, FORMAT_NVFP4, NULL},
+         "\"" Q "\":{\"quant_algo\":\"FP8\"}}}}",
+         X, FORMAT_NVFP4, NULL},
         {"{\"quantization\":{\"quant_algo\":\"MIXED_PRECISION\",\"quantized_layers\":{"
          "\"model.layers.*.mlp.experts*\":{\"quant_algo\":\"NVFP4\"},"
-         "\"" Q "\":{\"quant_algo\":\"FP8\"}}}}", Q, FORMAT_NVFP4, "has fp8-tensor"},
+         "\"" Q "\":{\"quant_algo\":\"FP8\"}}}}",
+         Q, FORMAT_NVFP4, "has fp8-tensor"},
         {"{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
          "\"nvfp4-pack-quantized\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"]}},"
-         "\"ignore\":[\"lm_head\",\"re:.*self_attn.*\"]}}", X, FORMAT_NVFP4, NULL},
+         "\"ignore\":[\"lm_head\",\"re:.*self_attn.*\"]}}",
+         X, FORMAT_NVFP4, NULL},
         {"{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
          "\"nvfp4-pack-quantized\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"]}},"
-         "\"ignore\":[\"lm_head\",\"re:.*self_attn.*\"]}}", Q, FORMAT_NVFP4, "excludes it"},
+         "\"ignore\":[\"lm_head\",\"re:.*self_attn.*\"]}}",
+         Q, FORMAT_NVFP4, "excludes it"},
         {"{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
          "\"float-quantized\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":"
-         "{\"strategy\":\"channel\"}}}}}", Q, FORMAT_FP8_BLOCK, "has fp8-channel"},
+         "{\"strategy\":\"channel\"}}}}}",
+         Q, FORMAT_FP8_BLOCK, "has fp8-channel"},
         {"{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
          "\"mixed-precision\",\"config_groups\":{\"a\":{\"targets\":[\"re:.*mlp.*\"],\"format\":"
          "\"nvfp4-pack-quantized\"},\"b\":{\"targets\":[\"re:.*self_attn.*\"],\"format\":"
-         "\"float-quantized\",\"weights\":{\"strategy\":\"tensor\"}}}}}", Q, FORMAT_FP8_TENSOR, NULL},
+         "\"float-quantized\",\"weights\":{\"strategy\":\"tensor\"}}}}}",
+         Q, FORMAT_FP8_TENSOR, NULL},
         {"{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
          "\"mixed-precision\",\"config_groups\":{\"a\":{\"targets\":[\"re:.*mlp.*\"],\"format\":"
-         "\"nvfp4-pack-quantized\"}}}}", Q, FORMAT_FP8_TENSOR, "has bf16"},
+         "\"nvfp4-pack-quantized\"}}}}",
+         Q, FORMAT_FP8_TENSOR, "has bf16"},
         {"{\"quantization_config\":{\"quant_method\":\"mxfp4\",\"modules_to_not_convert\":"
-         "[\"model.layers.*.self_attn\",\"model.layers.*.mlp.router\"]}}", X, FORMAT_MXFP4, NULL},
+         "[\"model.layers.*.self_attn\",\"model.layers.*.mlp.router\"]}}",
+         X, FORMAT_MXFP4, NULL},
     };
     for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
         struct quant_config *q = NULL;
@@ -182,14 +199,15 @@ static void refuses(void **state)
         {"{\"quantization_config\":{\"quant_method\":\"mxfp8\",\"ignored_layers\":[1]}}", ERR_INPUT,
          "ignored_layers[0]: must be a string"},
         {"{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
-         "\"pack-quantized\",\"config_groups\":{\"g\":{}}}}", ERR_UNSUPPORTED,
-         "config_groups.g: format: \"pack-quantized\""},
+         "\"pack-quantized\",\"config_groups\":{\"g\":{}}}}",
+         ERR_UNSUPPORTED, "config_groups.g: format: \"pack-quantized\""},
         {"{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
-         "\"float-quantized\",\"config_groups\":{},\"ignore\":[\"re:(\"]}}", ERR_INPUT,
-         "ignore[0]: \"re:(\""},
+         "\"float-quantized\",\"config_groups\":{},\"ignore\":[\"re:(\"]}}",
+         ERR_INPUT, "ignore[0]: \"re:(\""},
         {"{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
          "\"float-quantized\",\"config_groups\":{\"g\":{\"weights\":{\"strategy\":\"block\","
-         "\"block_structure\":[64,128]}}}}}", ERR_UNSUPPORTED, "block_structure: [64, 128]"},
+         "\"block_structure\":[64,128]}}}}}",
+         ERR_UNSUPPORTED, "block_structure: [64, 128]"},
         {"{", ERR_INPUT, "config.json: line"},
     };
     for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {

@@ -1,5 +1,5 @@
-/* test_quantized_update.c - updates between quantized checkpoints, and BF16 ones quantized while they
- * are staged: always the bytes of a fresh start. */
+/* test_quantized_update.c - updates between quantized checkpoints, and BF16 ones quantized while
+ * they are staged: always the bytes of a fresh start. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,7 +90,8 @@ static void in_place_equals_fresh(void **state)
 static void format_changes(void **state)
 {
     (void)state;
-    static const char *const dirs[] = {SHARED "fp8", SHARED "nvfp4", SHARED "mxfp8-last1-bf16", FINAL};
+    static const char *const dirs[] = {SHARED "fp8", SHARED "nvfp4", SHARED "mxfp8-last1-bf16",
+                                       FINAL};
     static const char *const names[] = {"fp8-block", "nvfp4", "mxfp8", "bf16"};
     need(folders[0]);
     for (size_t i = 0; i < 4; i++) {
@@ -267,10 +268,10 @@ static void survives_faults(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(in_place_equals_fresh),  cmocka_unit_test(format_changes),
-        cmocka_unit_test(resident_bytes),         cmocka_unit_test(encode_equals_quantize),
-        cmocka_unit_test(encode_every_spelling),  cmocka_unit_test(encode_refuses),
-        cmocka_unit_test(encode_not_partly),      cmocka_unit_test(survives_faults),
+        cmocka_unit_test(in_place_equals_fresh), cmocka_unit_test(format_changes),
+        cmocka_unit_test(resident_bytes),        cmocka_unit_test(encode_equals_quantize),
+        cmocka_unit_test(encode_every_spelling), cmocka_unit_test(encode_refuses),
+        cmocka_unit_test(encode_not_partly),     cmocka_unit_test(survives_faults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_source.c - rows of rectangles inside a tensor, and weights that are staged in many chunks. */
+/* test_source.c - rows of rectangles inside a tensor; weights that are staged in many chunks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,8 @@ static void element(convert_t c, uint64_t i, void *in, void *out)
     memcpy(&x, &f, 4);
     uint16_t b = format_to_bf16(x), h;
     uint32_t wide = (uint32_t)b << 16;
-    h = (uint16_t)(wide >> 16 & 0x8000) | (uint16_t)((((wide >> 23) & 255) - 112) << 10 | (wide >> 13 & 1023));
+    h = (uint16_t)(wide >> 16 & 0x8000) |
+        (uint16_t)((((wide >> 23) & 255) - 112) << 10 | (wide >> 13 & 1023));
     switch (c) {
     case CONVERT_BYTE: memcpy(in, &v, 1), memcpy(out, &v, 1); break;
     case CONVERT_BF16: memcpy(in, &b, 2), memcpy(out, &b, 2); break;
@@ -37,7 +38,8 @@ static const struct {
     const char *dtype;
     size_t in, out;
 } kinds[CONVERT_COUNT] = {
-    {"U8", 1, 1}, {"BF16", 2, 2}, {"F16", 2, 2}, {"F32", 4, 2}, {"F32", 4, 4}, {"BF16", 2, 4}, {"F16", 2, 4},
+    {"U8", 1, 1},  {"BF16", 2, 2}, {"F16", 2, 2}, {"F32", 4, 2},
+    {"F32", 4, 4}, {"BF16", 2, 4}, {"F16", 2, 4},
 };
 
 static void check(const struct st_file *f, convert_t c, struct source s)
@@ -121,8 +123,14 @@ static void inverse(void **state)
     st_write(&o, dir);
     snprintf(path, sizeof path, "%s/m.safetensors", dir);
     assert_int_equal(st_open(&f, path, &e), OK);
-    struct source s = {.file = &f, .tensor = f.tensors, .rows = 2, .cols = 1, .row_stride = 1,
-                       .col_stride = 1, .convert = CONVERT_F32, .inverse = true};
+    struct source s = {.file = &f,
+                       .tensor = f.tensors,
+                       .rows = 2,
+                       .cols = 1,
+                       .row_stride = 1,
+                       .col_stride = 1,
+                       .convert = CONVERT_F32,
+                       .inverse = true};
     assert_int_equal(source_read(&s, 0, 2, got, &scratch, &e), OK);
     assert_true(got[0] == 1.0f / 3.0f && got[1] == 1.0f / 0.1f);
     source_scratch_free(&scratch);
@@ -173,13 +181,20 @@ static void big_folder(char *dir, const struct big *b, format_t f)
     bool e2m1 = formats[f].elem == ELEM_E2M1;
     snprintf(dims, sizeof dims, "[%d, %d]", ROWS, e2m1 ? COLS / 2 : COLS);
     assert_non_null(mkdtemp(dir));
-    st_put(&o, "w.weight", f == FORMAT_BF16 ? "BF16" : e2m1 ? "U8" : "F8_E4M3", dims,
-           f == FORMAT_BF16 ? (const void *)b->bf16 : b->data, bytes);
+    st_put(&o, "w.weight",
+           f == FORMAT_BF16 ? "BF16"
+           : e2m1           ? "U8"
+                            : "F8_E4M3",
+           dims, f == FORMAT_BF16 ? (const void *)b->bf16 : b->data, bytes);
     if (f != FORMAT_BF16) {
         scale_t s = formats[f].scale;
-        snprintf(dims, sizeof dims, "[%zu, %zu]", format_scale_rows(f, ROWS), format_scale_cols(f, COLS));
-        st_put(&o, "w.weight_scale", s == SCALE_F32 ? "F32" : s == SCALE_E8M0 ? "U8" : "F8_E4M3", dims,
-               b->scale, b->scale_bytes);
+        snprintf(dims, sizeof dims, "[%zu, %zu]", format_scale_rows(f, ROWS),
+                 format_scale_cols(f, COLS));
+        st_put(&o, "w.weight_scale",
+               s == SCALE_F32    ? "F32"
+               : s == SCALE_E8M0 ? "U8"
+                                 : "F8_E4M3",
+               dims, b->scale, b->scale_bytes);
         if (formats[f].tensor) st_put(&o, "w.weight_scale_2", "F32", "[]", &b->en.tensor, 4);
     }
     st_write(&o, dir);
@@ -203,7 +218,9 @@ static void big_compare(const struct store *s, const struct big *b, format_t f)
 
 static struct store *big_store(const char *dir, format_t encode)
 {
-    struct slot_spec spec = {.name = "w.weight", .n_dims = 2, .linear = true,
+    struct slot_spec spec = {.name = "w.weight",
+                             .n_dims = 2,
+                             .linear = true,
                              .shape = {RESIDENT_MATRIX, FORMAT_BF16, ROWS, COLS}};
     struct plan p;
     struct store *s;

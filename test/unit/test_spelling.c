@@ -30,8 +30,9 @@ static void compare(const struct store *s, const struct tiny *t, const struct sp
         assert_memory_equal(got, w->data, w->data_bytes);
         scales = format_scale_rows(t->format, rows);
         store_get(s, got, i, PART_SCALE, 0, scales);
-        assert_memory_equal(got, w->scale, scales * format_scale_cols(t->format, cols) *
-                                               (size_t)formats[t->format].scale_bytes);
+        assert_memory_equal(got, w->scale,
+                            scales * format_scale_cols(t->format, cols) *
+                                (size_t)formats[t->format].scale_bytes);
         float x;
         if (formats[t->format].tensor) {
             store_get(s, &x, i, PART_TENSOR, 0, 1);
@@ -81,7 +82,8 @@ static void every_spelling(void **state)
 static void prefixes(void **state)
 {
     (void)state;
-    static const char *const to[] = {"model.", "", "language_model.model.", "model.language_model."};
+    static const char *const to[] = {"model.", "", "language_model.model.",
+                                     "model.language_model."};
     static const char *const head[] = {NULL, NULL, "language_model.", NULL};
     struct tiny t;
     uint64_t h = 0;
@@ -212,18 +214,26 @@ static void inside(const struct source *s)
 static void random_checkpoints(void **state)
 {
     (void)state;
-    static const char *const modules[] = {"model.layers.0.mlp.experts.1.gate_proj",
-                                          "model.layers.0.mlp.experts.1.down_proj",
-                                          "model.layers.0.block_sparse_moe.experts.1.w3",
-                                          "model.layers.0.mlp.experts.gate_up_proj",
-                                          "model.layers.0.mlp.experts.down_proj"};
-    static const char *const tails[] = {"", ".weight", "_blocks", ".weight_packed", ".weight_scale",
-                                        ".weight_scale_inv", "_scales", "_weight_scale",
-                                        ".weight_scale_2", "_weight_scale_2", ".input_scale"};
-    static const st_dtype_t dtypes[] = {ST_BF16, ST_F32, ST_F8_E4M3, ST_U8, ST_F8_E8M0, ST_F4, ST_I8};
+    static const char *const modules[] = {
+        "model.layers.0.mlp.experts.1.gate_proj", "model.layers.0.mlp.experts.1.down_proj",
+        "model.layers.0.block_sparse_moe.experts.1.w3", "model.layers.0.mlp.experts.gate_up_proj",
+        "model.layers.0.mlp.experts.down_proj"};
+    static const char *const tails[] = {"",
+                                        ".weight",
+                                        "_blocks",
+                                        ".weight_packed",
+                                        ".weight_scale",
+                                        ".weight_scale_inv",
+                                        "_scales",
+                                        "_weight_scale",
+                                        ".weight_scale_2",
+                                        "_weight_scale_2",
+                                        ".input_scale"};
+    static const st_dtype_t dtypes[] = {ST_BF16,    ST_F32, ST_F8_E4M3, ST_U8,
+                                        ST_F8_E8M0, ST_F4,  ST_I8};
     static const uint64_t dims[] = {2, 32, 64, 1, 4, 0};
-    static const uint8_t likely[][2] = {{0, 2}, {0, 2}, {3, 3}, {3, 3}, {1, 3}, {1, 3}, {3, 4}, {2, 3},
-                                        {1, 1}, {1, 0}, {1, 1}};
+    static const uint8_t likely[][2] = {{0, 2}, {0, 2}, {3, 3}, {3, 3}, {1, 3}, {1, 3},
+                                        {3, 4}, {2, 3}, {1, 1}, {1, 0}, {1, 1}};
     uint64_t seed = 1;
     size_t n_found = 0;
     for (int round = 0; round < 20000; round++) {
@@ -273,14 +283,61 @@ static void random_checkpoints(void **state)
     if (n_found < 1000) fail_msg("only %zu found", n_found);
 }
 
+/* Scales of whole matrices in a fused tensor: which expert's, which half's. */
+static void fused_scalars(void **state)
+{
+    (void)state;
+    static const struct {
+        int n_dims;
+        uint64_t dims[3];
+        int at; /* of expert 2's up_proj; -1: refused */
+    } t[] = {
+        {0, {0}, 0},     {1, {1}, 0},       {1, {4}, 2},       {2, {4, 1}, 2},
+        {2, {4, 2}, 5},  {3, {4, 1, 1}, 2}, {3, {4, 2, 1}, 5}, {3, {4, 1, 2}, 5},
+        {2, {4, 3}, -1}, {1, {2}, -1},      {2, {2, 4}, -1},   {1, {8}, -1},
+    };
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        struct st_tensor tensors[] = {
+            {.name = "model.layers.0.mlp.experts.gate_up_proj",
+             .dtype = ST_F8_E4M3,
+             .n_dims = 3,
+             .shape = {4, 16, 16},
+             .bytes = 1024},
+            {.name = "model.layers.0.mlp.experts.gate_up_proj_weight_scale",
+             .dtype = ST_F32,
+             .n_dims = t[i].n_dims,
+             .bytes = 4},
+        };
+        for (int d = 0; d < t[i].n_dims; d++)
+            tensors[1].bytes *= tensors[1].shape[d] = t[i].dims[d];
+        struct st_file file = {0};
+        struct checkpoint_entry entries[] = {{&file, &tensors[0]}, {&file, &tensors[1]}};
+        struct checkpoint c = {.n_tensors = 2, .entries = entries};
+        struct spelling s;
+        struct spelled w;
+        struct err e;
+        assert_int_equal(spelling_open(&s, &c, &e), OK);
+        err_t rc =
+            spelling_find(&s, &w, "model.layers.0.mlp.experts.2.up_proj.weight", 2, 8, 16, &e);
+        assert_int_equal(rc, t[i].at < 0 ? ERR_INPUT : OK);
+        if (rc == OK) {
+            assert_int_equal(w.format, FORMAT_FP8_TENSOR);
+            assert_int_equal(w.part[PART_SCALE].first, t[i].at);
+            assert_int_equal(w.part[PART_DATA].first, (2 * 16 + 8) * 16);
+            /* seven eighths of the data are nobody's */
+            assert_int_equal(spelling_rest(&s, false, &e), ERR_INPUT);
+            assert_non_null(strstr(e.msg, "gate_up_proj: holds more than the model's experts"));
+        }
+        spelling_close(&s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_spelling),
-        cmocka_unit_test(prefixes),
-        cmocka_unit_test(square_fused),
-        cmocka_unit_test(kv_scales),
-        cmocka_unit_test(random_checkpoints),
+        cmocka_unit_test(every_spelling), cmocka_unit_test(prefixes),
+        cmocka_unit_test(square_fused),   cmocka_unit_test(kv_scales),
+        cmocka_unit_test(fused_scalars),  cmocka_unit_test(random_checkpoints),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
