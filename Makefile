@@ -101,10 +101,10 @@ FUZZERS := $(patsubst fuzz/%.c,build/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
 FUZZ_S  ?= 10
 FUZZ_SAN := fuzzer-no-link,address,undefined
 FUZZ_OBJ := $(filter-out %/cli/main.o,$(subst @,$(FUZZ_SAN),$(SRC:src/%.c=build/@/obj/%.o)))
-build/fuzz/%: fuzz/%.c $(filter-out src/cli/main.c,$(SRC))
+build/fuzz/%: fuzz/%.c $(wildcard fuzz/*.h) $(filter-out src/cli/main.c,$(SRC))
 	@$(MAKE) --no-print-directory CC=clang SAN=$(FUZZ_SAN) CFLAGS='-O1 -g' fuzz-lib
 	@mkdir -p $(@D)
-	clang -std=c17 -D_GNU_SOURCE -Isrc -pthread -g -O1 -fsanitize=fuzzer,address,undefined \
+	clang -std=c17 -D_GNU_SOURCE -Isrc -pthread -g -O1 $(WARN) -fsanitize=fuzzer,address,undefined \
 	    $(PKG_CF) -o $@ $< $(FUZZ_OBJ) $(LIBS)
 fuzz-lib: $(LIBOBJ)
 fuzz: $(FUZZERS)

@@ -79,7 +79,7 @@ static double timed_step(struct model *m, int n_seqs, int first, int per_seq)
     struct step st = {n, ids, pos, seq, n_seqs, seqs, n_seqs, rows};
     double t = clock_s();
     model_submit(m, &st);
-    model_collect(m, &st);
+    CHECK(model_collect(m, &st, NULL) == OK);
     return clock_s() - t;
 }
 

@@ -35,7 +35,8 @@ ADDED = [  # content, flags: the tokens of the added-token cases
     ("\u65e5 \u672c", {"special": True, "normalized": True}),
 ]
 CASES = [
-    "hello", " hello", "  hello", "\thello", "hello !", "! ! !", "\u00e9", "e\u0301", "\u1112\u1161\u11ab",
+    "hello", " hello", "  hello", "\thello", "\t", "\t\t hello", "hello !", " !", " ! ", "hello ! ",
+    "\uff28\uff49", "! ! !", "\u00e9", "e\u0301", "\u1112\u1161\u11ab",
     "\ufb01", "\uff11\uff12", "x <a> y", "x<b>  y", "<ab>", "<a><b>", "abcd abc", "<|im_start|>user",
     "\u00a0<a>\u00a0", "\u200b<b>\u200b", "abc\u200d", "abc\u0301", "", " ", "\n\n\n a", "\x00", "a\x00b",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u180e a", "\x85 \x1c\x1d a", "DON'T don'\u017f I'LL",
@@ -86,6 +87,8 @@ def texts(shared, n, added, rng):
             yield pieces(rng, words, size)
     for c in ("a", " ", "_", "\n", "\u4e2d", "ab", "1", "!", "\u0301\u0323", "A"):
         yield c * 3000
+    for c in ("a", " ", "_", "\n", "\u4e2d\u5c71\u306e", "aB"):  # C29: the heap's way
+        yield c * (100000 // len(c))
 
 
 def ask(tokdump, path, requests):

@@ -173,6 +173,10 @@ static err_t generate(struct loaded *l, const struct args *a, struct err *e)
     }
     struct wake w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
     struct request *r = request_new();
+    if (!r) {
+        ids_release(&ids);
+        return err_set(e, ERR_NOMEM, "out of memory");
+    }
     fill(r, a, l, &ids);
     r->notify = on_news;
     r->ctx = &w;
@@ -201,8 +205,8 @@ static err_t run(const struct args *a, struct err *e)
                              .chunk = 2048,
                              .threads = a->threads,
                              .isa = a->isa,
-                             .numerics = a->numerics,
                              .quantization = a->quantization,
+                             .numerics = a->numerics,
                              .weight_version = "default"};
     err_t rc = load_headers(&l, &o, e);
     if (rc == OK) rc = numerics_check(&l, &o.numerics, e);

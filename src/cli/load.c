@@ -134,6 +134,16 @@ static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err 
     return OK;
 }
 
+/* The tokenizer's end token ends a text too, whatever the config files say. */
+static void add_eos(struct loaded *l)
+{
+    struct config *c = &l->config;
+    int32_t id = l->text.eos ? tokenizer_id(l->tokenizer, l->text.eos) : -1;
+    for (int i = 0; i < c->n_eos; i++)
+        if (c->eos[i] == id) return;
+    if (id >= 0 && id < c->vocab_size && c->n_eos < CONFIG_MAX_EOS) c->eos[c->n_eos++] = id;
+}
+
 static err_t load_text(struct loaded *l, const struct load_options *o, struct err *e)
 {
     char *dir = NULL;
@@ -146,6 +156,7 @@ static err_t load_text(struct loaded *l, const struct load_options *o, struct er
     buf_release(&path);
     mem_free(dir);
     if (rc != OK) return rc;
+    add_eos(l);
     l->bos_id = l->text.bos ? tokenizer_id(l->tokenizer, l->text.bos) : -1;
     if (l->bos_id < 0) l->text.add_bos = false;
     return OK;

@@ -34,8 +34,8 @@ struct load_options {
     int64_t chunk;                      /* prefill tokens a step; <= 0: the most a step takes */
     int64_t threads;                    /* 0: online CPUs */
     const char *isa;                    /* NULL: the best */
-    struct numerics numerics;
     const char *quantization;           /* NULL: as stored; see load_quantization */
+    struct numerics numerics;
     const char *weight_version;
     bool no_prefix_cache;
     int64_t retract_every;

@@ -84,5 +84,5 @@ err_t numerics_check(const struct loaded *l, const struct numerics *n, struct er
 void numerics_tell(const struct loaded *l, const struct numerics *n, struct buf *out)
 {
     (void)buf_printf(out, "moe: %s; activations: %s (the checkpoint's recipe implies %s)",
-                     n->routed ? "routed" : "fused", acts[n->act].name, model_recipe(l->model));
+                     n->routed ? "routed" : "fused", acts[n->act].name, model_recipe(l->store));
 }

@@ -4,7 +4,8 @@
 
 struct request *request_new(void)
 {
-    struct request *r = mem_alloc(sizeof(*r));
+    struct request *r = mem_try(sizeof(*r));
+    if (!r) return NULL;
     CHECK(pthread_mutex_init(&r->lock, NULL) == 0);
     atomic_init(&r->refs, 1);
     r->sp.temperature = 1.0f;

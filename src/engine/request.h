@@ -85,7 +85,7 @@ struct request {
     struct request *next;         /* inbox */
 };
 
-struct request *request_new(void);          /* zeroed but: lock, refs 1, neutral sp; aborts without memory */
+struct request *request_new(void);          /* zeroed but: lock, refs 1, neutral sp; NULL: no memory */
 void request_ref(struct request *r);
 void request_unref(struct request *r);
 

@@ -2,8 +2,10 @@
 #include "engine/internal.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include <stdio.h>
+#include <unistd.h>
 
 err_t step_buffers(struct engine *e, struct err *err)
 {
@@ -19,8 +21,8 @@ err_t step_buffers(struct engine *e, struct err *err)
     e->planned = mem_try_array(r, sizeof(*e->planned));
     e->cap_barred = 64;
     e->barred = mem_try_array(64, sizeof(*e->barred));
-    if (!e->barred || !e->ids || !e->pos || !e->seq_of || !e->rows || !e->in || !e->out || !e->row_pos ||
-        !e->seqs || !e->planned)
+    if (!e->barred || !e->ids || !e->pos || !e->seq_of || !e->rows || !e->in || !e->out ||
+        !e->row_pos || !e->seqs || !e->planned)
         return err_set(err, ERR_NOMEM, "no memory for steps of %zu tokens", n);
     return OK;
 }
@@ -142,7 +144,8 @@ static void hand_out(struct engine *e, const struct step *st)
         for (; end < st->n_rows && e->seq_of[e->rows[end].token] == s; end++)
             finite = finite && e->out[end].finite;
         if (first && finite) sched_share(&e->s, q);
-        for (; row < end && alive; row++) alive = take_row(e, q, row);
+        for (; row < end && alive; row++)
+            alive = take_row(e, q, row);
         row = end;
         if (!alive) continue;
         if (q->max_new == 0 && q->computed >= q->n_prompt)
@@ -152,7 +155,21 @@ static void hand_out(struct engine *e, const struct step *st)
     }
 }
 
-/* Alone in an empty pool every sequence is admitted, unless memory for its page table is missing. */
+/* Ends the step's requests.  Without a device nothing can go on: all are answered, the process
+ * ends. */
+static void step_failed(struct engine *e, const struct step *st, err_t rc, const struct err *why)
+{
+    log_line(LOG_ERROR, "a step failed: %s", why->msg);
+    for (int32_t i = 0; i < st->n_seqs; i++)
+        engine_finish(e, e->planned[i], FINISH_ABORT, rc == ERR_NOMEM ? 503 : 500, why->msg);
+    if (rc == ERR_NOMEM) return;
+    engine_abort_where(e, NULL, NULL);
+    usleep(200 * 1000); /* the server's time to send the answers */
+    _exit(70);
+}
+
+/* Alone in an empty pool every sequence is admitted, unless memory for its page table is missing.
+ */
 static bool admit(struct engine *e)
 {
     struct sched *s = &e->s;
@@ -185,8 +202,8 @@ bool step_run(struct engine *e)
         engine_finish(e, sched_youngest(s), FINISH_ABORT, 503, "out of memory");
         return true;
     }
-    struct step st = {.ids = e->ids, .pos = e->pos, .seq = e->seq_of, .seqs = e->seqs,
-                      .rows = e->rows};
+    struct step st = {
+        .ids = e->ids, .pos = e->pos, .seq = e->seq_of, .seqs = e->seqs, .rows = e->rows};
     int32_t n_barred = 0;
     e->steps++;
     int32_t planned = sched_plan(s);
@@ -196,8 +213,12 @@ bool step_run(struct engine *e)
         if (s->running[i]->plan > 0) lay_out(e, &st, s->running[i], &n_barred);
     atomic_store(&e->step_began, clock_ns());
     model_submit(e->o.model, &st);
-    model_collect(e->o.model, &st);
+    struct err err = {0};
+    err_t rc = model_collect(e->o.model, &st, &err);
     atomic_store(&e->step_began, 0);
-    hand_out(e, &st);
+    if (rc == OK)
+        hand_out(e, &st);
+    else
+        step_failed(e, &st, rc, &err);
     return true;
 }

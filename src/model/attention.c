@@ -2,7 +2,7 @@
 #include <math.h>
 
 /* Norm, rotate (half-split), round: one head in place. */
-static void rotate(const struct model *m, float *x, const uint16_t *norm, int32_t pos)
+static void rotate(const struct cpu_model *m, float *x, const uint16_t *norm, int32_t pos)
 {
     int half = m->c.head_dim / 2;
     const float *cs = m->cos + (size_t)pos * (size_t)half,
@@ -18,7 +18,7 @@ static void rotate(const struct model *m, float *x, const uint16_t *norm, int32_
 static void prepare_token(void *arg, int i)
 {
     const struct slice *s = arg;
-    const struct model *m = s->m;
+    const struct cpu_model *m = s->m;
     const struct config *c = &m->c;
     const struct step *st = s->st;
     int32_t t = s->t0 + i, pos = st->pos[t], row = pos % KV_PAGE, hd = c->head_dim;
@@ -55,7 +55,7 @@ static int broken_chunk(const struct step *st, int32_t t)
 static void attend(void *arg, int i)
 {
     const struct slice *s = arg;
-    const struct model *m = s->m;
+    const struct cpu_model *m = s->m;
     const struct config *c = &m->c;
     int32_t n = i / c->n_kv_heads, kvh = i % c->n_kv_heads, t = s->t0 + n;
     int group = c->n_heads / c->n_kv_heads;
@@ -79,7 +79,7 @@ static void attend(void *arg, int i)
 
 void forward_attention(struct slice *s)
 {
-    struct model *m = s->m;
+    struct cpu_model *m = s->m;
     const struct config *c = &m->c;
     forward_norm(s, s->slots.in_norm);
     const size_t qkv[] = {s->slots.q, s->slots.k, s->slots.v};

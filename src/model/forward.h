@@ -9,13 +9,14 @@
 #define MODEL_FORWARD_H
 
 #include "backend/cpu/cpu.h"
-#include "model/model.h"
 #include "model/moe_op.h"
+#include "model/ops.h"
 #include "model/tensors.h"
 
 enum { ROW_CHUNK = 32 }; /* rows that the head multiplies at once */
 
-struct model {
+struct cpu_model {
+    struct model base;
     struct config c;
     struct store *store;
     struct pool *pool;
@@ -43,13 +44,13 @@ struct model {
 
 /* Tokens [t0, t0 + n) of a step. */
 struct slice {
-    struct model *m;
+    struct cpu_model *m;
     const struct step *st;
     int32_t t0, n, layer;
     struct layer_slots slots;
 };
 
-static inline kv_t *model_kv(const struct model *m, int layer, int is_v, int32_t page)
+static inline kv_t *model_kv(const struct cpu_model *m, int layer, int is_v, int32_t page)
 {
     size_t head = (size_t)KV_PAGE * (size_t)m->c.head_dim;
     size_t index = ((size_t)layer * 2 + (size_t)is_v) * (size_t)m->n_pages + (size_t)page;
@@ -64,15 +65,15 @@ struct inputs {
     const int32_t *idx;
     size_t cols;
 };
-struct inputs forward_inputs(struct model *m, const float *a, const int32_t *idx, int32_t rows,
+struct inputs forward_inputs(struct cpu_model *m, const float *a, const int32_t *idx, int32_t rows,
                              size_t cols, const size_t *slots, int n_slots);
 /* The GEMM of a slot over them, without `out`. */
-struct gemm forward_reads(const struct model *m, const struct inputs *in, size_t slot);
+struct gemm forward_reads(const struct cpu_model *m, const struct inputs *in, size_t slot);
 /* out[rows][w->rows] = the inputs times the matrix of a slot. */
-void forward_multiply(struct model *m, float *out, const struct inputs *in, int32_t rows,
+void forward_multiply(struct cpu_model *m, float *out, const struct inputs *in, int32_t rows,
                       size_t slot);
 /* Both for one matrix: a [rows][w->cols]. */
-void forward_gemm(struct model *m, float *out, const float *a, int32_t rows, size_t slot);
+void forward_gemm(struct cpu_model *m, float *out, const float *a, int32_t rows, size_t slot);
 /* m->a = the norm of m->x by the weights of a slot. */
 void forward_norm(struct slice *s, size_t slot);
 void forward_attention(struct slice *s); /* adds to m->x */
@@ -80,6 +81,10 @@ void forward_moe(struct slice *s);       /* adds to m->x */
 void forward_dense(struct slice *s);     /* adds to m->x */
 void forward_add(struct slice *s);       /* m->x += m->y */
 
-err_t forward_moe_new(struct model *m, act_t act, struct err *e) MUST_USE;
+err_t forward_moe_new(struct cpu_model *m, act_t act, struct err *e) MUST_USE;
+
+/* numerics.c, for the table of cpu_model.c. */
+err_t cpu_set_numerics(struct model *base, act_t act, bool routed, struct err *e) MUST_USE;
+err_t cpu_check_inputs(const struct model *base, const struct update *u, struct err *e) MUST_USE;
 
 #endif

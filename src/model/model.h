@@ -75,7 +75,7 @@ err_t model_set_numerics(struct model *m, act_t act, bool routed, struct err *e)
 err_t model_check_update(const struct model *m, const struct update *u, struct err *e) MUST_USE;
 /* What engines of the formats' native devices round activations to, by the most frequent format of
  * the quantized matrices: a name of format/act.h, or one that is not offered. */
-const char *model_recipe(const struct model *m);
+const char *model_recipe(const struct store *s);
 const char *model_isa(const struct model *m);
 
 size_t model_kv_page_bytes(const struct config *c); /* K and V of all layers, one page */
@@ -83,14 +83,15 @@ size_t model_kv_page_bytes(const struct config *c); /* K and V of all layers, on
 void model_kv_clear(struct model *m, int32_t page);
 
 void model_submit(struct model *m, const struct step *st);
-void model_collect(struct model *m, const struct step *st);
+/* ERR_NOMEM: this step failed, the model goes on.  Otherwise the device is lost, for good. */
+err_t model_collect(struct model *m, const struct step *st, struct err *e) MUST_USE;
 
 /* For tests: let attention's KV chunks start at the step's first token of a sequence instead of at
  * absolute positions, so that a test of invariance can show that it would notice. */
 void model_break_invariance(struct model *m);
 
 /* For tests: logits [n][vocab] f32 of the given step tokens, with the same arithmetic. */
-void model_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,
-                  float *logits);
+err_t model_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,
+                   float *logits, struct err *e) MUST_USE;
 
 #endif

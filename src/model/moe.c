@@ -12,7 +12,7 @@ static struct route route_of(const struct config *c)
     };
 }
 
-err_t forward_moe_new(struct model *m, act_t act, struct err *e)
+err_t forward_moe_new(struct cpu_model *m, act_t act, struct err *e)
 {
     const struct config *c = &m->c;
     struct moe_shape s = {.hidden = c->hidden_size,
@@ -32,7 +32,7 @@ err_t forward_moe_new(struct model *m, act_t act, struct err *e)
 
 void forward_moe(struct slice *s)
 {
-    struct model *m = s->m;
+    struct cpu_model *m = s->m;
     struct route r = route_of(&m->c);
     struct moe_weights w = {.experts = store_matrix(m->store, slot_expert(&s->slots, 0, MLP_GATE))};
     forward_norm(s, s->slots.post_norm);
@@ -47,7 +47,7 @@ void forward_moe(struct slice *s)
 
 void forward_dense(struct slice *s)
 {
-    struct model *m = s->m;
+    struct cpu_model *m = s->m;
     const struct layer_slots *l = &s->slots;
     const size_t pair[] = {l->gate, l->up};
     forward_norm(s, l->post_norm);

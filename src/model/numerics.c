@@ -3,13 +3,13 @@
 #include "model/forward.h"
 #include <math.h>
 
-static bool rounds(const struct model *m, const struct matrix *w)
+static bool rounds(const struct cpu_model *m, const struct matrix *w)
 {
     return m->act != ACT_BF16 && w->format != FORMAT_BF16;
 }
 
 /* Does a matrix of the slots read rounded rows, and with what largest input scale? */
-static bool any_rounds(const struct model *m, const size_t *slots, int n, float *input)
+static bool any_rounds(const struct cpu_model *m, const size_t *slots, int n, float *input)
 {
     bool any = false;
     *input = 0.0f;
@@ -24,7 +24,7 @@ static bool any_rounds(const struct model *m, const size_t *slots, int n, float 
 }
 
 struct round_loop {
-    const struct model *m;
+    const struct cpu_model *m;
     const float *a;
     const int32_t *idx; /* or NULL */
     size_t cols;
@@ -39,7 +39,7 @@ static void round_row(void *arg, int i)
             l->a + from * l->cols, l->cols, l->input);
 }
 
-struct inputs forward_inputs(struct model *m, const float *a, const int32_t *idx, int32_t rows,
+struct inputs forward_inputs(struct cpu_model *m, const float *a, const int32_t *idx, int32_t rows,
                              size_t cols, const size_t *slots, int n_slots)
 {
     struct inputs in = {.a = a, .idx = idx, .cols = cols};
@@ -48,7 +48,7 @@ struct inputs forward_inputs(struct model *m, const float *a, const int32_t *idx
     return in;
 }
 
-struct gemm forward_reads(const struct model *m, const struct inputs *in, size_t slot)
+struct gemm forward_reads(const struct cpu_model *m, const struct inputs *in, size_t slot)
 {
     const struct matrix *w = store_matrix(m->store, slot);
     struct gemm g = {.a = in->a, .lda = in->cols, .idx = in->idx, .w = w, .ldo = w->rows};
@@ -61,7 +61,7 @@ struct gemm forward_reads(const struct model *m, const struct inputs *in, size_t
     return g;
 }
 
-void forward_multiply(struct model *m, float *out, const struct inputs *in, int32_t rows,
+void forward_multiply(struct cpu_model *m, float *out, const struct inputs *in, int32_t rows,
                       size_t slot)
 {
     struct gemm g = forward_reads(m, in, slot);
@@ -69,7 +69,7 @@ void forward_multiply(struct model *m, float *out, const struct inputs *in, int3
     cpu_gemm(m->ops, m->pool, &g, (size_t)rows);
 }
 
-void forward_gemm(struct model *m, float *out, const float *a, int32_t rows, size_t slot)
+void forward_gemm(struct cpu_model *m, float *out, const float *a, int32_t rows, size_t slot)
 {
     size_t cols = store_matrix(m->store, slot)->cols;
     struct inputs in = forward_inputs(m, a, NULL, rows, cols, &slot, 1);
@@ -84,7 +84,7 @@ static size_t widest(const struct config *c)
 }
 
 /* Old buffers go; BF16 needs none. */
-static bool get_act(struct model *m, act_t act)
+static bool get_act(struct cpu_model *m, act_t act)
 {
     size_t cols = widest(&m->c), n, ns;
     size_t rows = (size_t)(m->slice > ROW_CHUNK ? m->slice : ROW_CHUNK);
@@ -99,8 +99,9 @@ static bool get_act(struct model *m, act_t act)
     return m->act_a && m->act_scale;
 }
 
-err_t model_set_numerics(struct model *m, act_t act, bool routed, struct err *e)
+err_t cpu_set_numerics(struct model *base, act_t act, bool routed, struct err *e)
 {
+    struct cpu_model *m = (struct cpu_model *)base;
     m->act = ACT_BF16;
     err_t rc = forward_moe_new(m, act, e);
     if (rc != OK) return rc;
@@ -108,12 +109,12 @@ err_t model_set_numerics(struct model *m, act_t act, bool routed, struct err *e)
         return err_set(e, ERR_NOMEM, "no memory for rounded inputs of %d tokens", m->slice);
     m->act = act;
     m->routed = routed;
-    return model_check_update(m, NULL, e);
+    return cpu_check_inputs(base, NULL, e);
 }
 
 /* A group of matrices that one input scale serves. */
 struct group {
-    const struct model *m;
+    const struct cpu_model *m;
     const struct update *u; /* where the scales are; NULL: resident */
     size_t first;           /* quantized slot; SIZE_MAX: none */
     bool has_scale;
@@ -172,8 +173,9 @@ static err_t check_layer(struct group *g, int32_t layer, struct err *e)
     return rc == OK ? check_group(g, &l.down, 1, e) : rc;
 }
 
-err_t model_check_update(const struct model *m, const struct update *u, struct err *e)
+err_t cpu_check_inputs(const struct model *base, const struct update *u, struct err *e)
 {
+    const struct cpu_model *m = (const struct cpu_model *)base;
     const size_t head = SLOT_HEAD;
     struct group g = {.m = m, .u = u, .first = SIZE_MAX};
     if (!acts[m->act].static_scale) return OK;
@@ -194,15 +196,21 @@ static const char *const recipes[FORMAT_COUNT] = {
     [FORMAT_MXFP4] = "mxfp8",
 };
 
-const char *model_recipe(const struct model *m)
+/* Input scales looked at: reading one back from a device takes a while. */
+enum { CALIBRATED_MAX = 64 };
+
+const char *model_recipe(const struct store *s)
 {
     size_t count[FORMAT_COUNT] = {0}, best = FORMAT_BF16, calibrated = 0;
-    for (size_t i = 0; i < store_slots(m->store); i++) {
-        if (store_spec(m->store, i)->shape.kind != RESIDENT_MATRIX) continue;
-        const struct matrix *w = store_matrix(m->store, i);
-        count[w->format]++;
+    for (size_t i = 0; i < store_slots(s); i++) {
+        const struct resident *r = &store_spec(s, i)->shape;
+        float input;
+        if (r->kind != RESIDENT_MATRIX) continue;
+        count[r->format]++;
+        if (r->format != FORMAT_NVFP4 || count[r->format] > CALIBRATED_MAX) continue;
+        store_get(s, &input, i, PART_INPUT, 0, 1);
         /* Trainers that scale by token write 1 (Miles). */
-        if (w->input && *w->input > 0.0f && *w->input != 1.0f) calibrated++;
+        if (input > 0.0f && input != 1.0f) calibrated++;
     }
     for (size_t f = FORMAT_BF16 + 1; f < FORMAT_COUNT; f++)
         if (count[f] && (best == FORMAT_BF16 || count[f] > count[best])) best = f;

@@ -179,6 +179,7 @@ static const struct route routes[] = {
     {"/get_weight_version", M_GET, RUN_INLINE, false, false, api_admin},
     {"/v1/loads", M_GET, RUN_INLINE, false, false, api_admin},
     {"/v1/models", M_GET, RUN_INLINE, false, false, api_models},
+    {"/v1/models/", M_GET, RUN_INLINE, false, false, api_model},
     {"/flush_cache", M_GET | M_POST, RUN_THREAD, false, false, api_admin},
     {"/abort_request", M_POST, RUN_WORKER, false, false, api_admin},
     {"/update_weights_from_disk", M_POST, RUN_THREAD, false, false, api_admin},
@@ -189,7 +190,10 @@ static const struct route routes[] = {
 
 const struct route *route_find(const char *path)
 {
-    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++)
-        if (!strcmp(routes[i].path, path)) return &routes[i];
+    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
+        size_t n = strlen(routes[i].path);
+        bool prefix = n > 1 && routes[i].path[n - 1] == '/';
+        if (prefix ? !strncmp(routes[i].path, path, n) && path[n] : !strcmp(routes[i].path, path)) return &routes[i];
+    }
     return NULL;
 }

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static void put_triple(struct xchg *x, int32_t id, double lp, bool null)
+static void put_triple(struct xchg *x, struct buf *b, int32_t id, double lp, bool null)
 {
-    struct buf *b = &x->out;
+    if (b->len) buf_putc(b, ',');
     buf_putc(b, '[');
     if (null) buf_puts(b, "null");
     else put_real(b, lp);
@@ -21,44 +21,71 @@ static void put_triple(struct xchg *x, int32_t id, double lp, bool null)
     buf_putc(b, ']');
 }
 
-static void put_top(struct xchg *x, const char *name, const struct top_row *rows, int32_t from, int32_t n,
-                    bool first_null)
+static void put_top(struct xchg *x, struct buf *b, const struct top_row *row, bool null)
 {
-    buf_printf(&x->out, ",\"%s\":[", name);
-    for (int32_t i = from; rows && i < n; i++) {
-        if (i > from) buf_putc(&x->out, ',');
-        if ((first_null && i == 0) || !rows[i].n) {
-            buf_puts(&x->out, "null");
-            continue;
-        }
-        buf_putc(&x->out, '[');
-        for (int32_t k = 0; k < rows[i].n; k++) {
-            if (k) buf_putc(&x->out, ',');
-            put_triple(x, rows[i].ids[k], (double)rows[i].logprobs[k], false);
-        }
-        buf_putc(&x->out, ']');
+    struct buf list = {0};
+    if (b->len) buf_putc(b, ',');
+    if (null || !row->n) {
+        buf_puts(b, "null");
+        return;
     }
-    buf_putc(&x->out, ']');
+    for (int32_t k = 0; k < row->n; k++) put_triple(x, &list, row->ids[k], (double)row->logprobs[k], false);
+    buf_putc(b, '[');
+    buf_put(b, list.data, list.len);
+    buf_putc(b, ']');
+    b->failed |= list.failed;
+    buf_release(&list);
 }
 
-static void put_logprobs(struct xchg *x, const struct request *r, int32_t from)
+/* The prompt's logprobs, once they are complete; before that the lists are empty. */
+static void extend_input(struct xchg *x, struct slot *sl)
+{
+    const struct request *r = sl->r;
+    if (sl->json.input.len || r->logprob_start < 0 || !r->prompt_done || !r->prompt_logprobs) return;
+    for (int32_t i = 0; i < r->n_prompt - r->logprob_start; i++) {
+        put_triple(x, &sl->json.input, r->prompt[r->logprob_start + i], (double)r->prompt_logprobs[i], i == 0);
+        if (r->prompt_top) put_top(x, &sl->json.input_top, &r->prompt_top[i], i == 0);
+    }
+}
+
+/* What came since the last frame; `delta` forgets what was in it. */
+static void extend(struct xchg *x, struct slot *sl, bool delta)
+{
+    const struct request *r = sl->r;
+    struct slot_json *j = &sl->json;
+    if (delta) {
+        buf_clear(&j->text);
+        buf_clear(&j->ids);
+        buf_clear(&j->logprobs);
+        buf_clear(&j->top);
+    }
+    if (r->text.data) put_chars(&j->text, r->text.data + sl->sent_text, r->text_sent - sl->sent_text);
+    for (int32_t i = sl->sent_ids; i < r->n_output; i++) {
+        buf_printf(&j->ids, j->ids.len ? ",%d" : "%d", r->output_ids[i]);
+        if (!r->want_logprobs) continue;
+        put_triple(x, &j->logprobs, r->output_ids[i], (double)r->output_logprobs[i], false);
+        if (r->output_top) put_top(x, &j->top, &r->output_top[i], false);
+    }
+    if (r->want_logprobs) extend_input(x, sl);
+}
+
+static void put_list(struct buf *b, const char *before, const struct buf *inside, const char *after)
+{
+    buf_puts(b, before);
+    if (inside->len) buf_put(b, inside->data, inside->len);
+    buf_puts(b, after);
+    b->failed |= inside->failed;
+}
+
+static void put_logprobs(struct xchg *x, const struct slot *sl)
 {
     struct buf *b = &x->out;
-    buf_puts(b, ",\"input_token_logprobs\":[");
-    int32_t n = r->logprob_start >= 0 && r->prompt_done && r->prompt_logprobs ? r->n_prompt - r->logprob_start : 0;
-    for (int32_t i = 0; i < n; i++) {
-        if (i) buf_putc(b, ',');
-        put_triple(x, r->prompt[r->logprob_start + i], (double)r->prompt_logprobs[i], i == 0);
-    }
-    buf_puts(b, "],\"output_token_logprobs\":[");
-    for (int32_t i = from; i < r->n_output; i++) {
-        if (i > from) buf_putc(b, ',');
-        put_triple(x, r->output_ids[i], (double)r->output_logprobs[i], false);
-    }
-    buf_printf(b, "],\"output_token_logprobs_length\":%d", r->n_output);
-    if (!r->n_top) return;
-    put_top(x, "input_top_logprobs", r->prompt_top, 0, n, true);
-    put_top(x, "output_top_logprobs", r->output_top, from, r->n_output, false);
+    put_list(b, ",\"input_token_logprobs\":[", &sl->json.input, "]");
+    put_list(b, ",\"output_token_logprobs\":[", &sl->json.logprobs, "]");
+    buf_printf(b, ",\"output_token_logprobs_length\":%d", sl->r->n_output);
+    if (!sl->r->n_top) return;
+    put_list(b, ",\"input_top_logprobs\":[", &sl->json.input_top, "]");
+    put_list(b, ",\"output_top_logprobs\":[", &sl->json.top, "]");
 }
 
 static void put_finish(struct buf *b, const struct request *r)
@@ -81,17 +108,14 @@ static void put_finish(struct buf *b, const struct request *r)
 }
 
 /* The caller holds r->lock, or r is done. */
-static void put_result(struct xchg *x, const struct slot *sl, bool delta)
+static void put_result(struct xchg *x, struct slot *sl, bool delta)
 {
     const struct request *r = sl->r;
     struct buf *b = &x->out;
-    size_t text_from = delta ? sl->sent_text : 0;
-    int32_t from = delta ? sl->sent_ids : 0;
-    buf_puts(b, "{\"text\":");
-    put_str(b, r->text.data ? r->text.data + text_from : "", r->text.data ? r->text_sent - text_from : 0);
-    buf_puts(b, ",\"output_ids\":[");
-    for (int32_t i = from; i < r->n_output; i++) buf_printf(b, i > from ? ",%d" : "%d", r->output_ids[i]);
-    buf_puts(b, "],\"meta_info\":{\"id\":");
+    extend(x, sl, delta);
+    put_list(b, "{\"text\":\"", &sl->json.text, "\"");
+    put_list(b, ",\"output_ids\":[", &sl->json.ids, "]");
+    buf_puts(b, ",\"meta_info\":{\"id\":");
     put_str(b, r->rid, strlen(r->rid));
     buf_puts(b, ",\"finish_reason\":");
     put_finish(b, r);
@@ -107,7 +131,7 @@ static void put_result(struct xchg *x, const struct slot *sl, bool delta)
         int64_t end = r->t_end ? r->t_end : clock_ns(), start = r->t_submit ? r->t_submit : end;
         buf_printf(b, ",\"e2e_latency\":%.6f", (double)(end - start) * 1e-9);
     }
-    if (r->want_logprobs) put_logprobs(x, r, from);
+    if (r->want_logprobs) put_logprobs(x, sl);
     buf_putc(b, '}');
     if (x->stream && x->list) buf_printf(b, ",\"index\":%d", sl->index);
     buf_putc(b, '}');
@@ -163,10 +187,9 @@ static err_t read_rid(const json_t *b, int i, int n_total, int at, struct reques
     bool list = json_is_array(v);
     const json_t *s = list ? json_array_get(v, (size_t)i) : v;
     if (!json_is_string(s)) return json_bad(e, "rid", s ? s : v, "a string, or a list of one string per prompt");
-    int len = snprintf(r->rid, sizeof r->rid, n_total > 1 ? "%s_%d" : "%s", json_string_value(s), at);
-    if (len >= (int)sizeof r->rid || !json_string_length(s))
-        return err_set(e, ERR_INPUT, "rid: %d bytes are not allowed; must be 1..%zu", len, sizeof r->rid - 1);
-    return OK;
+    if (strlen(json_string_value(s)) != json_string_length(s))
+        return err_set(e, ERR_INPUT, "rid: a string with U+0000 is not allowed");
+    return gen_rid(r, json_string_value(s), n_total > 1 ? at : -1, e);
 }
 
 static err_t read_extras(const json_t *b, int i, struct request *r, struct err *e)
@@ -204,29 +227,12 @@ static err_t add_prompt(struct xchg *x, const json_t *b, const json_t *prompt, c
             return err_set(e, ERR_INPUT, "sampling_params: %zu items for %d prompts", json_array_size(sp), x->n_prompts);
         sp = json_array_get(sp, (size_t)i);
     }
-    uint64_t seed = 0;
     for (int j = 0; j < (x->n_samples ? x->n_samples : 1); j++) {
-        int n = 1;
-        struct request *r = gen_request(x, sp, SAMPLING_NATIVE, &n, e);
+        struct request *r = gen_add(x, sp, SAMPLING_NATIVE, j, e);
         if (!r) return e->code;
-        if (!x->n_samples) {
-            x->n_samples = n;
-            x->slots = mem_try_array((size_t)n * (size_t)x->n_prompts, sizeof *x->slots);
-        }
-        if (!x->slots || n != x->n_samples) {
-            request_unref(r);
-            return err_set(e, ERR_INPUT, "n: %d is not allowed; all prompts must share n", n);
-        }
-        if (!j) seed = r->sp.seed;
-        r->sp.seed = seed;
-        r->sp.sample_index = (uint32_t)j;
-        struct slot *sl = &x->slots[x->n_slots];
-        *sl = (struct slot){.x = x, .r = r, .index = x->n_slots};
-        r->ctx = sl;
-        x->n_slots++;
         err_t rc;
         int total = json_is_array(json_field(b, "rid")) ? x->n_samples : x->n_samples * x->n_prompts;
-        int at = json_is_array(json_field(b, "rid")) ? j : sl->index;
+        int at = json_is_array(json_field(b, "rid")) ? j : x->n_slots - 1;
         if ((rc = gen_prompt(x, r, prompt, name, e)) || (rc = read_logprobs(b, i, r, e)) ||
             (rc = read_rid(b, i, total, at, r, e)) || (rc = read_extras(b, i, r, e)) ||
             (rc = gen_finish(x, r, e)))
@@ -235,9 +241,12 @@ static err_t add_prompt(struct xchg *x, const json_t *b, const json_t *prompt, c
     return OK;
 }
 
-static err_t parse(struct xchg *x, const json_t *b, struct err *e)
+err_t native_parse(struct xchg *x, const json_t *b, struct err *e)
 {
     const json_t *text = json_field(b, "text"), *ids = json_field(b, "input_ids");
+    x->build = native_build;
+    x->frame = native_frame;
+    x->incremental = x->s->o.incremental_streaming;
     err_t rc = check_refused(b, e);
     if (rc) return rc;
     if (!text && !ids)
@@ -268,10 +277,7 @@ static err_t parse(struct xchg *x, const json_t *b, struct err *e)
 void api_generate(struct xchg *x, const json_t *b)
 {
     struct err e = {0};
-    x->build = native_build;
-    x->frame = native_frame;
-    x->incremental = x->s->o.incremental_streaming;
-    if (parse(x, b, &e)) {
+    if (native_parse(x, b, &e)) {
         reply_err(x, &e);
         xchg_ready(x);
         return;

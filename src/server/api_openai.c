@@ -5,17 +5,44 @@
 #include <string.h>
 #include <time.h>
 
-void api_models(struct xchg *x, const json_t *b)
+static const char *model_name(const struct server_options *o)
 {
-    const struct server_options *o = &x->s->o;
-    const char *id = o->served_model_name ? o->served_model_name : o->model_path ? o->model_path : "default";
-    (void)b;
-    buf_puts(&x->out, "{\"object\":\"list\",\"data\":[{\"id\":");
+    return o->served_model_name ? o->served_model_name : o->model_path ? o->model_path : "default";
+}
+
+static void put_model(struct xchg *x, const char *id)
+{
+    buf_puts(&x->out, "{\"id\":");
     put_str(&x->out, id, strlen(id));
     buf_printf(&x->out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"moult\",\"root\":",
                (long long)x->s->started);
     put_str(&x->out, id, strlen(id));
-    buf_printf(&x->out, ",\"parent\":null,\"max_model_len\":%d}]}", o->context_len);
+    buf_printf(&x->out, ",\"parent\":null,\"max_model_len\":%d}", x->s->o.context_len);
+}
+
+void api_models(struct xchg *x, const json_t *b)
+{
+    (void)b;
+    buf_puts(&x->out, "{\"object\":\"list\",\"data\":[");
+    put_model(x, model_name(&x->s->o));
+    buf_puts(&x->out, "]}");
+    xchg_ready(x);
+}
+
+/* /v1/models/{id}; an id may hold slashes. */
+void api_model(struct xchg *x, const json_t *b)
+{
+    const char *asked = x->path + strlen(x->route->path), *id = model_name(&x->s->o);
+    (void)b;
+    if (!strcmp(asked, id)) {
+        put_model(x, id);
+    } else {
+        x->status = 404;
+        buf_puts(&x->out, "{\"error\":{\"message\":\"The model '");
+        put_chars(&x->out, asked, strlen(asked));
+        buf_puts(&x->out, "' does not exist\",\"type\":\"invalid_request_error\",\"param\":\"model\","
+                 "\"code\":\"model_not_found\"}}");
+    }
     xchg_ready(x);
 }
 
@@ -59,10 +86,66 @@ static void chat_logprobs(struct xchg *x, const struct request *r, int32_t from)
     buf_puts(b, "]}");
 }
 
+/* {"text of a token": logprob}.  Tokens of the same text (parts of characters) are one key: the likeliest. */
+static void put_top_map(struct xchg *x, const struct top_row *t)
+{
+    struct buf texts = {0};
+    size_t end[SAMPLE_MAX_TOP + 1] = {0};
+    buf_putc(&x->out, '{');
+    for (int32_t k = 0; t && k < t->n; k++) {
+        bool seen = false;
+        if (x->s->o.tokenizer) tokenizer_decode(x->s->o.tokenizer, &texts, &t->ids[k], 1, false);
+        end[k + 1] = texts.len;
+        size_t n = end[k + 1] - end[k];
+        for (int32_t i = 0; i < k && !seen; i++)
+            seen = end[i + 1] - end[i] == n && (!n || !memcmp(texts.data + end[i], texts.data + end[k], n));
+        if (seen) continue;
+        if (k) buf_putc(&x->out, ',');
+        put_str(&x->out, n ? texts.data + end[k] : "", n);
+        buf_putc(&x->out, ':');
+        put_real(&x->out, (double)t->logprobs[k]);
+    }
+    buf_putc(&x->out, '}');
+    buf_release(&texts);
+}
+
+static long long characters(const struct buf *b)
+{
+    long long n = 0;
+    for (size_t i = 0; i < b->len; i++) n += ((unsigned char)b->data[i] & 0xc0) != 0x80;
+    return n;
+}
+
+/* Where each token begins in the choice's text; a token inside of a character begins where that one does. */
+static void put_offsets(struct xchg *x, struct slot *sl, int32_t from, int32_t pre)
+{
+    const struct request *r = sl->r;
+    const struct tokenizer *t = x->s->o.tokenizer;
+    struct buf text = {0};
+    if (!from) {
+        sl->n_chars = 0;
+        detok_init(&sl->offsets, t, !pre && r->skip_special);
+    }
+    for (int32_t i = from; i < pre + r->n_output; i++) {
+        if (pre && i == pre) { /* the prompt ends: its text stands by itself */
+            detok_end(&sl->offsets, &text);
+            sl->n_chars += characters(&text);
+            detok_init(&sl->offsets, t, r->skip_special);
+        }
+        buf_printf(&x->out, i > from ? ",%lld" : "%lld", sl->n_chars);
+        buf_clear(&text);
+        if (t) detok_push(&sl->offsets, i < pre ? r->prompt[i] : r->output_ids[i - pre], &text);
+        sl->n_chars += characters(&text);
+        buf_clear(&text);
+    }
+    buf_release(&text);
+}
+
 /* Positions of the prompt (echo) come first, then those of the output. */
-static void text_logprobs(struct xchg *x, const struct request *r, int32_t from)
+static void text_logprobs(struct xchg *x, struct slot *sl, int32_t from)
 {
     struct buf *b = &x->out;
+    const struct request *r = sl->r;
     int32_t pre = x->echo && !from && r->prompt_logprobs && r->logprob_start == 0 ? r->n_prompt : 0;
     for (int part = 0; part < 3; part++) {
         buf_puts(b, part == 0 ? "{\"tokens\":[" : part == 1 ? "],\"token_logprobs\":[" : "],\"top_logprobs\":[");
@@ -75,18 +158,13 @@ static void text_logprobs(struct xchg *x, const struct request *r, int32_t from)
             else if (i < pre && !i) buf_puts(b, "null");
             else if (part == 1) put_real(b, (double)(i < pre ? r->prompt_logprobs[i] : r->output_logprobs[i - pre]));
             else {
-                buf_putc(b, '{');
-                for (int32_t k = 0; t && k < t->n; k++) {
-                    if (k) buf_putc(b, ',');
-                    put_token(x, t->ids[k]);
-                    buf_putc(b, ':');
-                    put_real(b, (double)t->logprobs[k]);
-                }
-                buf_putc(b, '}');
+                put_top_map(x, t);
             }
         }
     }
-    buf_puts(b, "],\"text_offset\":[]}");
+    buf_puts(b, "],\"text_offset\":[");
+    put_offsets(x, sl, from, pre);
+    buf_puts(b, "]}");
 }
 
 static void put_usage(struct xchg *x)
@@ -123,7 +201,7 @@ static void put_finish(struct xchg *x, const struct request *r)
     else buf_puts(b, "null");
 }
 
-static void put_choice(struct xchg *x, const struct slot *sl)
+static void put_choice(struct xchg *x, struct slot *sl)
 {
     const struct request *r = sl->r;
     struct buf *b = &x->out, whole = {0};
@@ -146,7 +224,7 @@ static void put_choice(struct xchg *x, const struct slot *sl)
     buf_puts(b, ",\"logprobs\":");
     if (!r->want_logprobs) buf_puts(b, "null");
     else if (x->chat) chat_logprobs(x, r, x->stream ? sl->sent_ids : 0);
-    else text_logprobs(x, r, x->stream ? sl->sent_ids : 0);
+    else text_logprobs(x, sl, x->stream ? sl->sent_ids : 0);
     put_finish(x, r);
     buf_putc(b, '}');
 }
@@ -264,45 +342,29 @@ static err_t read_extras(struct xchg *x, const json_t *b, struct request *r, str
     r->n_top = r->want_logprobs ? (int32_t)top : 0;
     if (x->echo && r->want_logprobs) r->logprob_start = 0;
     if ((rc = json_get_str(b, "rid", &rid, e))) return rc;
-    if (rid && x->n_slots == 1) snprintf(r->rid, sizeof r->rid, "%.100s", rid);
-    else if (rid) snprintf(r->rid, sizeof r->rid, "%.100s_%d", rid, x->n_slots - 1);
-    else put_id(r->rid, sizeof r->rid, x->chat ? "chatcmpl-" : "cmpl-");
+    if (rid) return gen_rid(r, rid, x->n_slots > 1 ? x->n_slots - 1 : -1, e);
+    put_id(r->rid, sizeof r->rid, x->chat ? "chatcmpl-" : "cmpl-");
     return OK;
 }
 
 static err_t add(struct xchg *x, const json_t *b, const json_t *prompt, const struct buf *text, struct err *e)
 {
-    uint64_t seed = 0;
     for (int j = 0; j < (x->n_samples ? x->n_samples : 1); j++) {
-        int n = 1;
-        err_t rc;
-        struct request *r = gen_request(x, b, x->chat ? SAMPLING_CHAT : SAMPLING_COMPLETION, &n, e);
+        struct request *r = gen_add(x, b, x->chat ? SAMPLING_CHAT : SAMPLING_COMPLETION, j, e);
         if (!r) return e->code;
-        if (!x->slots) {
-            x->n_samples = n;
-            x->slots = mem_try_array((size_t)n * (size_t)x->n_prompts, sizeof *x->slots);
-        }
-        if (!x->slots) {
-            request_unref(r);
-            return err_set(e, ERR_NOMEM, "out of memory");
-        }
-        if (!j) seed = r->sp.seed;
-        r->sp.seed = seed;
-        r->sp.sample_index = (uint32_t)j;
-        struct slot *sl = &x->slots[x->n_slots];
-        *sl = (struct slot){.x = x, .r = r, .index = x->n_slots};
-        r->ctx = sl;
-        x->n_slots++;
-        rc = text ? gen_text(x, r, text->data ? text->data : "", text->len, false, e)
+        err_t rc = text ? gen_text(x, r, text->data ? text->data : "", text->len, false, e)
                   : gen_prompt(x, r, prompt, x->chat ? "input_ids" : "prompt", e);
         if (rc || (rc = read_extras(x, b, r, e)) || (rc = gen_finish(x, r, e))) return rc;
     }
     return OK;
 }
 
-static err_t parse(struct xchg *x, const json_t *b, struct err *e)
+err_t openai_parse(struct xchg *x, const json_t *b, struct err *e)
 {
     const char *model = "default";
+    x->build = openai_build;
+    x->frame = openai_frame;
+    x->last = openai_last;
     err_t rc;
     if ((rc = json_get_str(b, "model", &model, e)) || (rc = json_get_bool(b, "stream", &x->stream, e)) ||
         (rc = json_get_bool(json_field(b, "stream_options"), "include_usage", &x->include_usage, e)))
@@ -319,7 +381,8 @@ static err_t parse(struct xchg *x, const json_t *b, struct err *e)
         buf_release(&text);
         return rc;
     }
-    if ((rc = json_get_bool(b, "echo", &x->echo, e))) return rc;
+    int64_t best_of = 1;
+    if ((rc = json_get_bool(b, "echo", &x->echo, e)) || (rc = json_get_int(b, "best_of", 1, 1, &best_of, e))) return rc;
     const json_t *p = json_field(b, "prompt"), *first = json_array_get(p, 0);
     if (!json_is_string(p) && !first)
         return err_set(e, ERR_INPUT, "prompt: must be a string, a list of strings, ids or lists of ids, not empty");
@@ -334,10 +397,7 @@ static err_t parse(struct xchg *x, const json_t *b, struct err *e)
 static void run(struct xchg *x, const json_t *b)
 {
     struct err e = {0};
-    x->build = openai_build;
-    x->frame = openai_frame;
-    x->last = openai_last;
-    if (parse(x, b, &e)) {
+    if (openai_parse(x, b, &e)) {
         reply_err(x, &e);
         xchg_ready(x);
         return;

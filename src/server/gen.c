@@ -4,14 +4,40 @@
 #include <stdio.h>
 #include <string.h>
 
-struct request *gen_request(struct xchg *x, const json_t *params, enum sampling_api api, int *n, struct err *e)
+/* The first sample of the first prompt says how many there will be. */
+static err_t make_slots(struct xchg *x, int n, struct err *e)
 {
+    size_t total = (size_t)n * (size_t)x->n_prompts;
+    if (total > GEN_MAX_REQUESTS)
+        return err_set(e, ERR_INPUT, "n: %d samples of %d prompts; at most %d in one call are allowed", n,
+                       x->n_prompts, GEN_MAX_REQUESTS);
+    x->slots = mem_try_array(total, sizeof *x->slots);
+    if (!x->slots) return err_set(e, ERR_NOMEM, "n: out of memory");
+    x->n_samples = n;
+    return OK;
+}
+
+struct request *gen_add(struct xchg *x, const json_t *params, enum sampling_api api, int sample, struct err *e)
+{
+    int n = 1;
     struct request *r = request_new();
-    if (sampling_parse(params, api, x->s->o.config, r, n, e)) {
+    if (!r) {
+        err_set(e, ERR_NOMEM, "out of memory");
+        return NULL;
+    }
+    err_t rc = sampling_parse(params, api, x->s->o.config, r, &n, e);
+    if (!rc && !x->slots) rc = make_slots(x, n, e);
+    if (!rc && n != x->n_samples)
+        rc = err_set(e, ERR_INPUT, "n: %d is not allowed; all prompts must share n", n);
+    if (rc) {
         request_unref(r);
         return NULL;
     }
-    r->logprob_start = -1;
+    if (sample) r->sp.seed = x->slots[x->n_slots - 1].r->sp.seed;
+    r->sp.sample_index = (uint32_t)sample;
+    struct slot *sl = &x->slots[x->n_slots];
+    *sl = (struct slot){.x = x, .r = r, .index = x->n_slots++};
+    r->ctx = sl;
     return r;
 }
 
@@ -56,6 +82,25 @@ err_t gen_finish(struct xchg *x, struct request *r, struct err *e)
     if (!*r->rid) put_id(r->rid, sizeof r->rid, "");
     r->notify = xchg_notify;
     return OK;
+}
+
+err_t gen_rid(struct request *r, const char *rid, int number, struct err *e)
+{
+    int len = number < 0 ? snprintf(r->rid, sizeof r->rid, "%s", rid)
+                         : snprintf(r->rid, sizeof r->rid, "%s_%d", rid, number);
+    if (len < (int)sizeof r->rid && *rid) return OK;
+    return err_set(e, ERR_INPUT, "rid: %d bytes are not allowed; must be 1..%zu", len, sizeof r->rid - 1);
+}
+
+void slot_release(struct slot *sl)
+{
+    request_unref(sl->r);
+    buf_release(&sl->json.text);
+    buf_release(&sl->json.ids);
+    buf_release(&sl->json.logprobs);
+    buf_release(&sl->json.top);
+    buf_release(&sl->json.input);
+    buf_release(&sl->json.input_top);
 }
 
 void gen_submit(struct xchg *x)

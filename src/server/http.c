@@ -1,5 +1,5 @@
 /*
- * http.c - the daemon, the workers and the watch of connections.
+ * http.c - the daemon and the watch of connections.
  *
  * A client that sends FIN is taken to have left, on every route: its requests are aborted at once.
  * libmicrohttpd does not look at a suspended connection, hence the watch.
@@ -20,7 +20,7 @@
 
 static void xchg_free(struct xchg *x)
 {
-    for (int32_t i = 0; i < x->n_slots; i++) request_unref(x->slots[i].r);
+    for (int32_t i = 0; i < x->n_slots; i++) slot_release(&x->slots[i]);
     mem_free(x->slots);
     mem_free(x->model);
     buf_release(&x->body);
@@ -52,19 +52,6 @@ void xchg_ready(struct xchg *x)
     pthread_mutex_unlock(&x->m);
 }
 
-void xchg_queue(struct xchg *x)
-{
-    struct server *s = x->s;
-    atomic_fetch_add(&x->refs, 1);
-    pthread_mutex_lock(&s->m);
-    x->next_work = NULL;
-    if (s->work_tail) s->work_tail->next_work = x;
-    else s->work_head = x;
-    s->work_tail = x;
-    pthread_cond_signal(&s->cond);
-    pthread_mutex_unlock(&s->m);
-}
-
 void xchg_notify(void *ctx)
 {
     struct slot *sl = ctx;
@@ -84,92 +71,6 @@ void xchg_notify(void *ctx)
     pthread_mutex_unlock(&x->m);
     if (queue) xchg_queue(x);
     if (drop) xchg_unref(x);
-}
-
-/* ---- workers ---- */
-
-static void run_handler(struct xchg *x)
-{
-    struct err e = {0};
-    json_t *body = NULL;
-    x->status = 200;
-    x->type = "application/json";
-    if (x->body.len) {
-        body = json_parse_object(x->body.data, x->body.len, &e);
-        if (!body) {
-            reply_err(x, &e);
-            xchg_ready(x);
-            return;
-        }
-    }
-    x->route->handle(x, body);
-    json_decref(body);
-}
-
-static void run(struct xchg *x)
-{
-    pthread_mutex_lock(&x->m);
-    bool building = x->building;
-    pthread_mutex_unlock(&x->m);
-    if (!building) {
-        run_handler(x);
-        return;
-    }
-    if (!gen_failed(x)) x->build(x);
-    if (x->out.failed) reply_error(x, 503, "reply: out of memory");
-    xchg_ready(x);
-}
-
-static void *worker(void *arg)
-{
-    struct server *s = arg;
-    pthread_mutex_lock(&s->m);
-    for (;;) {
-        while (!s->work_head && !s->quit) pthread_cond_wait(&s->cond, &s->m);
-        struct xchg *x = s->work_head;
-        if (!x) break;
-        s->work_head = x->next_work;
-        if (!s->work_head) s->work_tail = NULL;
-        pthread_mutex_unlock(&s->m);
-        run(x);
-        xchg_unref(x);
-        pthread_mutex_lock(&s->m);
-    }
-    pthread_mutex_unlock(&s->m);
-    return NULL;
-}
-
-static void *long_runner(void *arg)
-{
-    struct xchg *x = arg;
-    struct server *s = x->s;
-    run(x);
-    xchg_unref(x);
-    pthread_mutex_lock(&s->m);
-    s->n_threads--;
-    pthread_cond_broadcast(&s->cond);
-    pthread_mutex_unlock(&s->m);
-    return NULL;
-}
-
-static void start_long(struct xchg *x)
-{
-    struct server *s = x->s;
-    pthread_t t;
-    atomic_fetch_add(&x->refs, 1);
-    pthread_mutex_lock(&s->m);
-    s->n_threads++;
-    pthread_mutex_unlock(&s->m);
-    if (pthread_create(&t, NULL, long_runner, x) == 0) {
-        pthread_detach(t);
-        return;
-    }
-    pthread_mutex_lock(&s->m);
-    s->n_threads--;
-    pthread_mutex_unlock(&s->m);
-    reply_error(x, 503, "no thread for this call");
-    xchg_ready(x);
-    xchg_unref(x);
 }
 
 /* ---- the watch ---- */
@@ -240,12 +141,13 @@ static ssize_t reader(void *cls, uint64_t pos, char *to, size_t max)
         x->wake = false;
         bool gone = x->gone;
         pthread_mutex_unlock(&x->m);
-        if (gone || x->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (gone) return MHD_CONTENT_READER_END_WITH_ERROR;
         if (x->out_at == x->out.len) {
             buf_clear(&x->out);
             x->out_at = 0;
             if (x->stream_end) return MHD_CONTENT_READER_END_OF_STREAM;
             gen_pull(x);
+            if (x->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
         }
         size_t n = x->out.len - x->out_at;
         if (n) {
@@ -385,7 +287,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     x->started = true;
     if (refuse(x, method)) return send_reply(x);
     if (x->route->where == RUN_INLINE) {
-        run_handler(x);
+        xchg_run(x);
         return send_reply(x);
     }
     watch_add(x);
@@ -393,7 +295,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     x->suspended = true;
     MHD_suspend_connection(c);
     pthread_mutex_unlock(&x->m);
-    if (x->route->where == RUN_THREAD) start_long(x);
+    if (x->route->where == RUN_THREAD) xchg_thread(x);
     else xchg_queue(x);
     return MHD_YES;
 }
@@ -458,7 +360,6 @@ err_t server_start(struct server **out, const struct server_options *o, struct e
     if (!s->o.max_body_bytes) s->o.max_body_bytes = (size_t)64 << 20;
     signal(SIGPIPE, SIG_IGN);
     pthread_mutex_init(&s->m, NULL);
-    pthread_cond_init(&s->cond, NULL);
     s->n_watch = raise_files();
     s->watch = mem_alloc((size_t)s->n_watch * sizeof *s->watch);
     s->started = time(NULL);
@@ -466,7 +367,7 @@ err_t server_start(struct server **out, const struct server_options *o, struct e
     s->stop_fd = eventfd(0, EFD_CLOEXEC);
     struct epoll_event ev = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = UINT64_MAX};
     epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->stop_fd, &ev);
-    for (int i = 0; i < 2; i++) CHECK(pthread_create(&s->workers[i], NULL, worker, s) == 0);
+    work_start(s);
     CHECK(pthread_create(&s->watcher, NULL, watcher, s) == 0);
     if (listen_at(s, e)) {
         err_t rc = e ? e->code : ERR_IO;
@@ -541,12 +442,8 @@ void server_stop(struct server *s)
     s->stopping = true;
     pthread_mutex_unlock(&s->m);
     if (s->daemon) resume_all(s); /* the workers live on meanwhile: they build the replies */
-    pthread_mutex_lock(&s->m);
-    s->quit = true;
-    pthread_cond_broadcast(&s->cond);
-    pthread_mutex_unlock(&s->m);
+    work_stop(s);
     eventfd_write(s->stop_fd, 1);
-    for (int i = 0; i < 2; i++) pthread_join(s->workers[i], NULL);
     pthread_join(s->watcher, NULL);
     pthread_mutex_lock(&s->m);
     for (struct xchg *x = s->live; x; x = x->next_live) {
@@ -564,7 +461,6 @@ void server_stop(struct server *s)
     close(s->epoll_fd);
     close(s->stop_fd);
     mem_free(s->watch);
-    pthread_cond_destroy(&s->cond);
     pthread_mutex_destroy(&s->m);
     mem_free(s);
 }

@@ -23,13 +23,20 @@ enum { M_GET = 1, M_POST = 2, M_PUT = 4 };
 enum where { RUN_INLINE, RUN_WORKER, RUN_THREAD }; /* THREAD: may block for long */
 
 struct route {
-    const char *path;
+    const char *path; /* one that ends with / (but the root) stands for all longer ones */
     int methods;
     enum where where;
     bool while_loading, openai; /* openai: Content-Type is checked */
     void (*handle)(struct xchg *x, const json_t *body);
 };
 const struct route *route_find(const char *path);
+
+/* What /generate has written of a request, in pieces that only grow: a cumulative stream sends them whole with
+ * every frame, but each token is put into JSON once. */
+struct slot_json {
+    struct buf text, ids, logprobs, top; /* inside of the string or list */
+    struct buf input, input_top;
+};
 
 /* One request of an exchange and how much of it was streamed. */
 struct slot {
@@ -38,6 +45,9 @@ struct slot {
     int32_t index, sent_ids;
     size_t sent_text;
     bool counted, role_sent, finished;
+    struct slot_json json;
+    struct detok offsets; /* /v1/completions: where the next token begins in the text, in characters */
+    long long n_chars;
 };
 
 struct xchg {
@@ -47,8 +57,8 @@ struct xchg {
     _Atomic int refs;
     struct buf body;
     char id[64];
-    char path[160];
-    bool too_big, bad, started;
+    char path[1100]; /* /v1/models/{id} has a model's path in it */
+    bool too_big, started, big;
     int fd;
     uint64_t gen;
     struct xchg *next_work, *prev_live, *next_live;
@@ -75,18 +85,26 @@ struct xchg {
     void (*last)(struct xchg *x);                   /* before [DONE] */
 };
 
+/* A queue of exchanges and who works on it. */
+struct lane {
+    struct server *s;
+    struct xchg *head, *tail;
+    pthread_cond_t cond;
+    pthread_t workers[2];
+};
+
 struct server {
     struct server_options o;
     struct engine *engine;
     _Atomic bool ready, draining, stopping;
-    pthread_mutex_t m; /* queue, live list, progress */
-    pthread_cond_t cond;
-    struct xchg *work_head, *work_tail, *live;
+    pthread_mutex_t m; /* lanes, live list, progress */
+    struct lane lanes[2]; /* small bodies, big ones */
+    struct xchg *live;
     float progress;
     char stage[128];
-    bool quit;     /* workers end when the queue is empty */
+    bool quit;     /* workers end when their lane is empty */
     int n_threads; /* of RUN_THREAD, running */
-    pthread_t workers[2], watcher;
+    pthread_t watcher;
     int epoll_fd, stop_fd, port;
     struct watch { struct xchg *x; uint64_t gen; } *watch;
     int n_watch;
@@ -96,7 +114,8 @@ struct server {
 };
 
 /* reply.c */
-void put_str(struct buf *b, const char *s, size_t n); /* quoted JSON */
+void put_str(struct buf *b, const char *s, size_t n);   /* quoted JSON */
+void put_chars(struct buf *b, const char *s, size_t n); /* the same without the quotes */
 void put_real(struct buf *b, double d);               /* never NaN or inf */
 void reply_error(struct xchg *x, int status, const char *message);
 void reply_err(struct xchg *x, const struct err *e);
@@ -108,23 +127,39 @@ void put_id(char *out, size_t n, const char *prefix);
 void xchg_unref(struct xchg *x);
 void xchg_ready(struct xchg *x);                 /* the reply is complete: send it */
 void xchg_notify(void *slot);                    /* a request's notify */
-void xchg_queue(struct xchg *x);                 /* a worker is to look at it */
+
+/* work.c */
+void work_start(struct server *s);
+void work_stop(struct server *s);  /* when the lanes are empty */
+void xchg_queue(struct xchg *x);   /* a worker is to look at it */
+void xchg_thread(struct xchg *x);  /* a thread of its own is */
+void xchg_run(struct xchg *x);     /* the handler, now */
 
 /* gen.c */
-struct request *gen_request(struct xchg *x, const json_t *params, enum sampling_api api, int *n, struct err *e);
+#define GEN_MAX_REQUESTS 65536 /* prompts times samples of one call */
+/* The exchange's next request, with its sampling parameters, in its next slot: sample `sample` of a prompt, which
+ * shares the seed of sample 0.  x->n_prompts is set; the first call sets x->n_samples.  NULL: refused. */
+struct request *gen_add(struct xchg *x, const json_t *params, enum sampling_api api, int sample, struct err *e);
 err_t gen_prompt(struct xchg *x, struct request *r, const json_t *v, const char *name, struct err *e);
 err_t gen_text(struct xchg *x, struct request *r, const char *text, size_t n, bool bos, struct err *e);
 err_t gen_finish(struct xchg *x, struct request *r, struct err *e); /* length checks and caps */
+/* The client's id, "rid_number" where the call has several requests (number < 0: one).  Too long: refused. */
+err_t gen_rid(struct request *r, const char *rid, int number, struct err *e) MUST_USE;
 void gen_submit(struct xchg *x);
 bool gen_failed(struct xchg *x); /* an abort with a status: replied */
 void gen_pull(struct xchg *x);   /* new frames of a stream into x->out */
+void slot_release(struct slot *sl);
 const char *gen_reason(const struct request *r);
 
 /* api_*.c */
+/* The body into x->slots, not yet submitted; x->chat tells the OpenAI routes apart. */
+err_t native_parse(struct xchg *x, const json_t *b, struct err *e) MUST_USE;
+err_t openai_parse(struct xchg *x, const json_t *b, struct err *e) MUST_USE;
 void api_generate(struct xchg *x, const json_t *b);
 void api_completions(struct xchg *x, const json_t *b);
 void api_chat(struct xchg *x, const json_t *b);
 void api_models(struct xchg *x, const json_t *b);
+void api_model(struct xchg *x, const json_t *b);
 void api_admin(struct xchg *x, const json_t *b);
 
 #endif

@@ -4,9 +4,8 @@
 #include <string.h>
 #include <sys/random.h>
 
-void put_str(struct buf *b, const char *s, size_t n)
+void put_chars(struct buf *b, const char *s, size_t n)
 {
-    buf_putc(b, '"');
     size_t from = 0;
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)s[i];
@@ -18,6 +17,12 @@ void put_str(struct buf *b, const char *s, size_t n)
         from = i + 1;
     }
     if (n > from) buf_put(b, s + from, n - from);
+}
+
+void put_str(struct buf *b, const char *s, size_t n)
+{
+    buf_putc(b, '"');
+    put_chars(b, s, n);
     buf_putc(b, '"');
 }
 

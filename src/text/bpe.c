@@ -12,12 +12,11 @@ struct node {
     int32_t id; /* -1: merged away */
     uint32_t prev, next;
     uint32_t rank; /* of the pair (this, next), NONE when it does not merge */
-    int32_t merged;
 };
 
 struct heap {
     uint64_t *v; /* rank << 32 | position */
-    size_t n;
+    size_t n, cap;
 };
 
 static inline const struct merge_slot *find(const struct bpe *b, int32_t left, int32_t right)
@@ -66,13 +65,15 @@ static bool encode_short(const struct bpe *b, struct ids *out, const unsigned ch
     return true;
 }
 
+/* Four children a node, which share a cache line or two: half the levels, half the misses of two. */
 static void sift_down(struct heap *h, size_t i)
 {
     uint64_t x = h->v[i];
     for (;;) {
-        size_t c = 2 * i + 1;
+        size_t c = 4 * i + 1, end = c + 4 < h->n ? c + 4 : h->n;
         if (c >= h->n) break;
-        if (c + 1 < h->n && h->v[c + 1] < h->v[c]) c++;
+        for (size_t k = c + 1; k < end; k++)
+            if (h->v[k] < h->v[c]) c = k;
         if (h->v[c] >= x) break;
         h->v[i] = h->v[c];
         i = c;
@@ -80,14 +81,22 @@ static void sift_down(struct heap *h, size_t i)
     h->v[i] = x;
 }
 
-static void heap_push(struct heap *h, uint64_t x)
+static bool heap_push(struct heap *h, uint64_t x)
 {
+    if (h->n == h->cap) {
+        size_t cap = h->cap ? h->cap * 2 : 256;
+        uint64_t *v = mem_retry(h->v, h->n * sizeof *v, cap * sizeof *v);
+        if (!v) return false;
+        h->v = v;
+        h->cap = cap;
+    }
     size_t i = h->n++;
-    while (i > 0 && h->v[(i - 1) / 2] > x) {
-        h->v[i] = h->v[(i - 1) / 2];
-        i = (i - 1) / 2;
+    while (i > 0 && h->v[(i - 1) / 4] > x) {
+        h->v[i] = h->v[(i - 1) / 4];
+        i = (i - 1) / 4;
     }
     h->v[i] = x;
+    return true;
 }
 
 static uint64_t heap_pop(struct heap *h)
@@ -98,16 +107,18 @@ static uint64_t heap_pop(struct heap *h)
     return top;
 }
 
-static void rate_node(const struct bpe *b, struct node *s, struct heap *h, uint32_t at)
+static bool rate_node(const struct bpe *b, struct node *s, struct heap *h, uint32_t at)
 {
     s[at].rank = NONE;
-    if (s[at].next == NONE) return;
-    rate(b, s[at].id, s[s[at].next].id, &s[at].rank, &s[at].merged);
-    if (s[at].rank != NONE) heap_push(h, (uint64_t)s[at].rank << 32 | at);
+    if (s[at].next == NONE) return true;
+    const struct merge_slot *m = find(b, s[at].id, s[s[at].next].id);
+    if (!m) return true;
+    s[at].rank = m->rank;
+    return heap_push(h, (uint64_t)m->rank << 32 | at);
 }
 
-/* Each merge takes one entry and adds at most two, so the heap holds at most 2n. */
-static void merge_all(const struct bpe *b, struct node *s, struct heap *h)
+/* False: no memory. */
+static bool merge_all(const struct bpe *b, struct node *s, struct heap *h)
 {
     while (h->n > 0) {
         uint64_t top = heap_pop(h);
@@ -115,32 +126,33 @@ static void merge_all(const struct bpe *b, struct node *s, struct heap *h)
         /* A rank belongs to one pair: an entry whose pair is gone has another rank. */
         if (s[at].id < 0 || s[at].rank != (uint32_t)(top >> 32)) continue;
         uint32_t gone = s[at].next;
-        s[at].id = s[at].merged;
+        s[at].id = find(b, s[at].id, s[gone].id)->id;
         s[at].next = s[gone].next;
         if (s[at].next != NONE) s[s[at].next].prev = at;
         s[gone].id = -1;
-        rate_node(b, s, h, at);
-        if (s[at].prev != NONE) rate_node(b, s, h, s[at].prev);
+        if (!rate_node(b, s, h, at)) return false;
+        if (s[at].prev != NONE && !rate_node(b, s, h, s[at].prev)) return false;
     }
+    return true;
 }
 
 static bool encode_long(const struct bpe *b, struct ids *out, const unsigned char *p, size_t n)
 {
     if (n >= NONE / 2) return false;
     struct node *s = mem_try_array(n, sizeof *s);
-    struct heap h = {mem_try_array(2 * n, sizeof *h.v), 0};
-    bool ok = s && h.v;
+    struct heap h = {0};
+    bool ok = s != NULL;
     uint32_t k = 0;
     for (size_t i = 0; ok && i < n; i++) {
         if (b->byte_id[p[i]] < 0) continue;
-        s[k] = (struct node){b->byte_id[p[i]], k - 1, k + 1, NONE, -1}; /* 0 - 1 is NONE */
+        s[k] = (struct node){b->byte_id[p[i]], k - 1, k + 1, NONE}; /* 0 - 1 is NONE */
         k++;
     }
     if (ok && k > 0) {
         s[k - 1].next = NONE;
-        for (uint32_t i = 0; i < k; i++)
-            rate_node(b, s, &h, i);
-        merge_all(b, s, &h);
+        for (uint32_t i = 0; ok && i < k; i++)
+            ok = rate_node(b, s, &h, i);
+        ok = ok && merge_all(b, s, &h);
         for (uint32_t i = 0; ok && i != NONE; i = s[i].next)
             ok = ids_push(out, s[i].id);
     }

@@ -13,6 +13,7 @@
 
 #define HEADER_MAX     100000000u
 #define NAME_MAX_BYTES 512
+#define PIECE_BYTES    (1u << 16)
 
 static const struct {
     const char *name;
@@ -244,6 +245,36 @@ err_t st_parse(struct st_file *f, const char *header, size_t n, uint64_t data_st
     return rc;
 }
 
+/* The header's n bytes, but of white space outside of strings only the first of each run and piece (99 MB of it
+ * may pad a header, C65); into `to` with room for *kept bytes, or only counted (to NULL).  The file may change between the two: what does not fit is an error. */
+static err_t squeezed(const struct st_file *f, size_t n, char *to, size_t *kept, struct err *e)
+{
+    char piece[PIECE_BYTES + 1];
+    size_t len = 0, room = *kept;
+    bool in_string = false, escaped = false;
+    for (size_t at = 0; at < n;) {
+        size_t m = n - at < PIECE_BYTES ? n - at : PIECE_BYTES;
+        err_t rc = file_pread(f->fd, piece, m, 8 + at, f->path, e);
+        if (rc != OK) return rc;
+        piece[m] = 0;
+        for (size_t i = 0; i < m;) {
+            size_t run = in_string ? 0 : strspn(piece + i, " \t\r\n");
+            char c = piece[i];
+            i += run ? run : 1;
+            if (to && len == room)
+                return err_set(e, ERR_IO, "%s: changed while it was being read", f->path);
+            if (to) to[len] = c;
+            len++;
+            if (escaped) escaped = false;
+            else if (in_string && c == '\\') escaped = true;
+            else if (c == '"') in_string = !in_string;
+        }
+        at += m;
+    }
+    *kept = len;
+    return OK;
+}
+
 static err_t read_header(struct st_file *f, struct err *e)
 {
     unsigned char raw[8];
@@ -260,13 +291,15 @@ static err_t read_header(struct st_file *f, struct err *e)
                        "%s: header length %llu, at most %u and the %llu bytes that follow are "
                        "allowed",
                        f->path, (unsigned long long)n, HEADER_MAX, (unsigned long long)rest);
-    char *header = mem_try((size_t)n + 1);
-    if (header == NULL)
-        return err_set(e, ERR_NOMEM, "%s: no memory for a header of %llu bytes", f->path,
-                       (unsigned long long)n);
-    rc = file_pread(f->fd, header, (size_t)n, sizeof raw, f->path, e);
+    char *header = NULL;
+    size_t kept = 0;
+    rc = squeezed(f, (size_t)n, NULL, &kept, e);
+    if (rc == OK) header = mem_try(kept + 1);
+    if (rc == OK && header == NULL)
+        rc = err_set(e, ERR_NOMEM, "%s: no memory for a header of %zu bytes", f->path, kept);
+    if (rc == OK) rc = squeezed(f, (size_t)n, header, &kept, e);
     if (rc == OK) {
-        rc = st_parse(f, header, (size_t)n, sizeof raw + n, rest - n, e);
+        rc = st_parse(f, header, kept, sizeof raw + n, rest - n, e);
         if (rc != OK) rc = err_wrap(e, rc, "%s", f->path);
     }
     mem_free(header);

@@ -123,10 +123,14 @@ class Server:
 
 
 def strict(data):
-    """JSON without NaN and Infinity."""
+    """JSON without NaN and Infinity, and no key twice."""
     def no(word):
         raise AssertionError("not JSON: " + word)
-    return json.loads(data, parse_constant=no)
+
+    def once(pairs):
+        assert len({k for k, _ in pairs}) == len(pairs), f"a key comes twice: {[k for k, _ in pairs]}"
+        return dict(pairs)
+    return json.loads(data, parse_constant=no, object_pairs_hook=once)
 
 
 def signature(server):

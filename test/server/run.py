@@ -9,7 +9,9 @@ sys.path.insert(0, os.path.dirname(__file__))
 os.makedirs("build/log", exist_ok=True)
 names = sys.argv[1:]
 passed = failed = 0
-for module in ("test_generate", "test_errors", "test_update", "test_openai", "test_load", "test_quantize"):
+MODULES = ("test_generate", "test_errors", "test_update", "test_openai", "test_chain", "test_numbers",
+           "test_load", "test_quantize")
+for module in MODULES:
     m = importlib.import_module(module)
     for name, f in list(vars(m).items()):
         if not name.startswith("test_") or not callable(f) or (names and name not in names):

@@ -23,6 +23,9 @@ def test_shapes():
         for messages in ([], None, "x", [5], [{"role": "user"}], [{"content": "x"}]):
             status, r = s.post("/v1/chat/completions", {"messages": messages})
             assert status == 400 and r["message"], (messages, r)
+        # many tokens are parts of characters and look alike: as keys they are one (harness.strict looks)
+        status, r = s.post("/v1/completions", {"prompt": "\u6c34", "max_tokens": 4, "logprobs": 128, "echo": True})
+        assert status == 200, r
         parts = [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]
         plain = [{"role": "user", "content": TEXT}]
         a, b = (s.post("/v1/chat/completions", {"messages": m, "temperature": 0, "max_tokens": 120})[1]
@@ -30,6 +33,53 @@ def test_shapes():
         assert a["choices"][0]["message"]["content"] == b["choices"][0]["message"]["content"]
         assert "79" in a["choices"][0]["message"]["content"]
         assert a["choices"][0]["finish_reason"] == "stop" or a["usage"]["completion_tokens"] == 120
+
+
+def test_extras():
+    with Server(FINAL, "--served-model-name", "org/tiny") as s:
+        assert s.get("/v1/models/org/tiny") == (200, s.get("/v1/models")[1]["data"][0])
+        for name in ("other", "org", "org/tiny/x", "x" * 3000):
+            status, r = s.get("/v1/models/" + name)
+            assert status == 404 and r["error"]["code"] == "model_not_found" and r["error"]["param"] == "model", r
+        assert s.get("/v1/models/")[0] == 404
+        ask = {"prompt": [5], "max_tokens": 1}
+        assert s.post("/v1/completions", {**ask, "best_of": 1})[0] == s.post("/v1/completions", {**ask, "best_of": None})[0] == 200
+        for bad in (0, 2, "1"):
+            status, r = s.post("/v1/completions", {**ask, "best_of": bad})
+            assert status == 400 and "best_of" in r["message"], (status, r)
+        said = [{"role": "user", "content": "x"}]
+        chat = {"messages": said, "max_tokens": 1}
+        for path, body in (("/v1/completions", ask), ("/v1/chat/completions", chat)):
+            assert s.post(path, body)[1]["metadata"] == {"weight_version": "default"}
+            r = s.post(path, {**body, "rid": "my-id"})[1]
+            assert r["id"] == "my-id", r
+            assert [c["index"] for c in s.post(path, {**body, "rid": "my-id", "n": 3})[1]["choices"]] == [0, 1, 2]
+            status, r = s.post(path, {**body, "rid": "r" * 128})
+            assert status == 400 and "rid" in r["message"], (status, r)
+            assert s.post(path, {**body, "rid": "r" * 127})[1]["id"] == "r" * 127
+            assert s.post(path, {**body, "rid": ""})[0] == 400
+
+
+def test_text_offsets():
+    """Where a token begins in the choice's text, in characters; streamed or not, with the prompt or without."""
+    with Server(FINAL) as s:
+        for echo in (False, True):
+            for stop in (None, "chairs"):
+                body = {"prompt": "\u6c34 caf\u00e9\n\nQuestion: " + TEXT + "\nAnswer:", "max_tokens": 40, "temperature": 0, "logprobs": 0,
+                        "echo": echo, "stop": stop, "ignore_eos": True}
+                c = s.post("/v1/completions", body)[1]["choices"][0]
+                lp = c["logprobs"]
+                assert len(lp["text_offset"]) == len(lp["tokens"]) > 5
+                assert lp["text_offset"][0] == 0
+                for at, nxt, token in zip(lp["text_offset"], lp["text_offset"][1:] + [None], lp["tokens"]):
+                    if "\ufffd" in token or token == "<|im_end|>" or at + len(token) > len(c["text"]):
+                        continue
+                    assert c["text"][at:at + len(token)] == token, (at, token, c["text"])
+                    assert nxt in (None, at + len(token))
+                got = []
+                for f in s.stream("/v1/completions", body):
+                    got += f["choices"][0]["logprobs"]["text_offset"]
+                assert got == lp["text_offset"], (got, lp["text_offset"])
 
 
 def test_client():

@@ -1,12 +1,16 @@
 """POST /update_weights_from_disk: all or nothing, equal to a fresh start, harmless when refused."""
 import json
 import os
+import re
 import shutil
+import struct
+import subprocess
 import tempfile
 import threading
 import time
 
-from harness import EARLY, FINAL, SLOW, Server, signature
+import checkpoint
+from harness import EARLY, FINAL, MOULT, SLOW, Server, signature
 
 UPDATE = "/update_weights_from_disk"
 LONG = 300 if SLOW else 1500  # tokens of a request that is still running when an update arrives
@@ -139,6 +143,89 @@ def test_same_path_is_read_again():
             after = signature(s)
         with Server(FINAL) as fresh:
             assert after == signature(fresh)
+
+
+def bytes_read(pid):
+    return int(re.search(r"rchar: (\d+)", open(f"/proc/{pid}/io").read()).group(1))
+
+
+def test_truncated_while_it_is_read():
+    """C11(c): the file shrinks to half after the update has begun to read it; 20 times."""
+    with tempfile.TemporaryDirectory() as root:
+        size = 2048
+        good = checkpoint.chain(os.path.join(root, "good"), {10: 11, 11: 12, 12: 13}, size=size)
+        d = os.path.join(root, "d")
+        shutil.copytree(good, d)
+        f = os.path.join(d, "model.safetensors")
+        whole = os.path.getsize(f)
+        with Server(good) as s:
+            want = s.generate([10], 8)["output_ids"]
+            got = []
+            for _ in range(20):
+                shutil.copyfile(os.path.join(good, "model.safetensors"), f)
+                out = {}
+                t = threading.Thread(target=lambda: out.update(zip(("status", "r"), s.post(UPDATE, {"model_path": d}))))
+                before = bytes_read(s.proc.pid)
+                t.start()
+                while bytes_read(s.proc.pid) < before + whole // 8 and t.is_alive():
+                    pass
+                os.truncate(f, whole // 2)
+                t.join()
+                got.append(out["status"])
+                if out["status"] == 400:
+                    assert "model.safetensors" in out["r"]["message"], out
+                assert s.generate([10], 8)["output_ids"] == want
+            assert set(got) <= {200, 400} and got.count(400) >= 15, got  # 200: all was read before
+
+
+def bad_weight_files():
+    """C65, C67: (bytes of the file, what the refusal must say)"""
+    def f(n, body=b"", rest=b""):
+        return struct.pack("<Q", n) + body + rest
+    for n in range(8):
+        yield b"\x02" * n, "too short"
+    for n in (1 << 63) - 1, (1 << 64) - 1, (1 << 64) - 5, 100000001, 56, 57:
+        yield f(n, b"x" * 56 if n in (56, 57) else b"{}"), "header"
+    yield f(0), "header"
+    yield f(1, b"{"), "byte"
+    yield f(2, b"{}"), "missing tensors"
+    yield f(7, b'{"a":1}'), "a"
+    yield f(3, b"[1]"), "'{'"
+    yield f(99000000, b"{", b" " * 98999998 + b"}"), "missing tensors"
+    for shape, dtype, span in (("[4294967296,4294967296]", '"BF16"', "[0,2]"), ("[4611686018427387904,4]", '"BF16"', "[0,2]"),
+                               ("[-1]", '"BF16"', "[0,2]"), ("[]", '"F32"', "[0,2]"), ("[" + "1," * 99 + "1]", '"BF16"', "[0,2]"),
+                               ("[4398046511105,1152]", '"BF16"', "[0,2]"), ("[1]", '"BF61"', "[0,2]"), ("[1]", '"bf16"', "[0,2]"),
+                               ("[1]", "5", "[0,2]"), ("[1]", "null", "[0,2]"), ("[3]", '"F4"', "[0,2]"), ("[1]", '"BF16"', "[0,1]"),
+                               ("[1]", '"BF16"', "[0,9]")):
+        h = f'{{"model.norm.weight":{{"dtype":{dtype},"shape":{shape},"data_offsets":{span}}}}}'.encode()
+        yield f(len(h), h, b"\0\0"), "model.norm.weight"
+
+
+def memory_peak(pid):
+    return int(re.search(r"VmHWM:\s+(\d+)", open(f"/proc/{pid}/status").read()).group(1)) << 10
+
+
+def test_bad_weight_files():
+    """C65, C67: each is refused by name, soon, in little memory, as an update and at the start."""
+    with tempfile.TemporaryDirectory() as root, Server(EARLY) as s:
+        d = os.path.join(root, "m")
+        shutil.copytree(EARLY, d)
+        os.remove(d + "/model.safetensors.index.json")
+        f = os.path.join(d, "model-00001-of-00001.safetensors")
+        before, peak = signature(s), memory_peak(s.proc.pid)
+        for i, (data, says) in enumerate(bad_weight_files()):
+            open(f, "wb").write(data)
+            t = time.time()
+            status, r = s.post(UPDATE, {"model_path": d})
+            took = time.time() - t
+            assert status == 400 and says in r["message"], (i, status, r)
+            assert SLOW or took < (2 if len(data) > 1e6 else 0.25), (i, took)
+            if i % 3 == 0 or len(data) > 1e6:
+                p = subprocess.run([MOULT, "serve", "--model-path", d, "--port", "0"], capture_output=True, text=True, timeout=60)
+                assert p.returncode == 1 and says in p.stderr, (i, p.returncode, p.stderr)
+        # a second generation of weights is in the peak once
+        assert SLOW or memory_peak(s.proc.pid) - peak < 64 << 20, memory_peak(s.proc.pid) - peak
+        assert signature(s) == before
 
 
 def test_update_under_load():

@@ -102,7 +102,8 @@ static void run(struct model *m, int len, int piece, int others, int other_piece
         }
         struct step st = {n, ids, pos, seq, others + 1, seqs, n_rows, rows};
         model_submit(m, &st);
-        model_collect(m, &st);
+        struct err collect_e;
+    assert_int_equal(model_collect(m, &st, &collect_e), OK);
         for (int i = 0; i < n_rows; i++) {
             assert_true(out[i].finite);
             int p = pos[rows[i].token];

@@ -42,7 +42,8 @@ static void run(struct world *w, int t0, int n, const struct step_row *rows, int
     struct step st = {.n_tokens = n, .ids = w->ids + t0, .pos = w->pos + t0, .seq = w->seq,
                       .n_seqs = 1, .seqs = &s, .n_rows = n_rows, .rows = rows};
     model_submit(w->m, &st);
-    model_collect(w->m, &st);
+    struct err collect_e;
+    assert_int_equal(model_collect(w->m, &st, &collect_e), OK);
 }
 
 static void prompt(struct world *w, const json_t *ref)

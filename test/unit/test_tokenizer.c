@@ -13,6 +13,7 @@
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -283,22 +284,50 @@ static double seconds_for(const struct tokenizer *t, const char *unit, size_t by
     assert_non_null(s);
     for (size_t i = 0; i < n; i++)
         s[i] = unit[i % u];
-    clock_gettime(CLOCK_MONOTONIC, &a);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
     assert_int_equal(tokenizer_encode(t, &ids, s, n, &e), OK);
-    clock_gettime(CLOCK_MONOTONIC, &b);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &b);
     mem_free(s);
     ids_release(&ids);
     return (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
 }
 
-static void test_long_runs(void **state) /* C29; the bound is loose for sanitizers */
+/* How much longer twice the text takes: the least of several runs each, and the best of a few attempts, since
+ * other processes share the caches; quadratic work would be 4 in all of them. */
+static double growth(const struct tokenizer *t, const char *unit, size_t bytes)
+{
+    double best = 1e9;
+    for (int attempt = 0; attempt < 4 && best > 2.5; attempt++) {
+        double one = 1e9, two = 1e9;
+        for (int i = 0; i < 3; i++) {
+            double a = seconds_for(t, unit, bytes), b = seconds_for(t, unit, 2 * bytes);
+            one = a < one ? a : one;
+            two = b < two ? b : two;
+        }
+        best = two / one < best ? two / one : best;
+    }
+    return best;
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SLOWER 4
+#else
+#define SLOWER 1
+#endif
+enum { LONG_RUN = 250000 }; /* twice that still fits a cache, so that the ratio is of the work alone */
+
+static void test_long_runs(void **state) /* C29 */
 {
     (void)state;
     struct tokenizer *t = tok();
-    static const char *const unit[] = {"a", " ", "_", "\n", "\xe4\xb8\xad", "\xcc\x81\xcc\xa3"};
+    /* Memory stays with the process, so that the first touch of new pages is not measured. */
+    assert_int_equal(mallopt(M_MMAP_THRESHOLD, 1 << 30) & mallopt(M_TRIM_THRESHOLD, 1 << 30), 1);
+    static const char *const unit[] = {"a", " ", "_", "\n", "\xe4\xb8\xad\xe5\xb1\xb1\xe3\x81\xae",
+                                       "\xcc\x81\xcc\xa3", "hell", "1"};
     for (size_t i = 0; i < sizeof unit / sizeof *unit; i++) {
-        double one = seconds_for(t, unit[i], 1000000);
-        if (one > 5.0) fail_msg("unit %zu: %.2f s for 1 MB", i, one);
+        double all = seconds_for(t, unit[i], 1000000), ratio = growth(t, unit[i], LONG_RUN);
+        if (all > 2.0 * SLOWER) fail_msg("unit %zu: %.2f s for 1 MB", i, all);
+        if (ratio > 2.5) fail_msg("unit %zu: twice as long takes %.2f times the time", i, ratio);
     }
     tokenizer_free(t);
 }
