@@ -30,6 +30,7 @@ struct spell {
     const char *fdata, *fscale, *ftensor, *finput; /* behind a fused one */
     bool inverse, row_scales_flat; /* tensor and input as 1 / x; [N] instead of [N, 1] */
     const char *byte_dtype;        /* of E8M0 scales: U8 or F8_E8M0 */
+    const char *code_dtype;        /* of E2M1 codes: U8 or F4 */
 };
 
 struct tiny_weight {
@@ -111,12 +112,14 @@ static inline void tiny_free(struct tiny *t)
 
 /* ---- writing ---- */
 
+/* Of values that F16 holds exactly, and normally. */
 static inline uint16_t tiny_f16(float x)
 {
-    _Float16 h = (_Float16)x;
-    uint16_t b;
-    memcpy(&b, &h, 2);
-    return b;
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    uint32_t exp = u >> 23 & 255;
+    CHECK((u & 0x1fff) == 0 && exp > 112 && exp < 143);
+    return (uint16_t)(u >> 16 & 0x8000) | (uint16_t)((exp - 112) << 10 | (u >> 13 & 1023));
 }
 
 /* n floats as a dtype; returns bytes an element. */
@@ -190,7 +193,7 @@ static inline void tiny_put(struct st_draft *o, const struct tiny *t, const stru
     const char *dtype = f == FORMAT_BF16 && strcmp(s->float_dtype, "F16") == 0 ? "BF16"
                         : f32 ? s->float_dtype
                         : scale ? (formats[f].scale == SCALE_E8M0 ? s->byte_dtype : "F8_E4M3")
-                        : formats[f].elem == ELEM_E4M3 ? "F8_E4M3" : "U8";
+                        : formats[f].elem == ELEM_E4M3 ? "F8_E4M3" : s->code_dtype;
     for (size_t k = 0; k < n * halves; k++) {
         const struct tiny_weight *w = &t->w[slots[k]];
         if (f == FORMAT_BF16) {
@@ -204,6 +207,7 @@ static inline void tiny_put(struct st_draft *o, const struct tiny *t, const stru
     }
     char dims[96];
     tiny_dims(dims, &b, s, scale, f);
+    if (!scale && !f32 && strcmp(dtype, "F4") == 0) snprintf(dims, sizeof dims, "[%zu, %zu]", rows, cols);
     if (p->n_dims == 1) snprintf(dims, sizeof dims, "[%zu]", cols);
     /* fused, with one scale a matrix: [E, 2] */
     if (experts && scale && f == FORMAT_FP8_TENSOR)
@@ -329,39 +333,40 @@ static inline void tiny_write(const struct tiny *t, const char *dir, const struc
 #define NONE     NULL, NULL, NULL, NULL
 /* The first of each format is what the others are compared with. */
 static const struct spell spells[] = {
-    {"bf16", FORMAT_BF16, EACH, "BF16", HF, NONE, false, false, "U8"},
-    {"bf16 as F32", FORMAT_BF16, EACH, "F32", HF, NONE, false, false, "U8"},
-    {"bf16 mixtral", FORMAT_BF16, MIXTRAL, "BF16", HF, NONE, false, false, "U8"},
-    {"bf16 fused", FORMAT_BF16, FUSED, "BF16", HF, HF_UNDER, false, false, "U8"},
-    {"bf16 transposed", FORMAT_BF16, TRANSPOSED, "BF16", HF, HF_UNDER, false, false, "U8"},
-    {"bf16 transposed as F32", FORMAT_BF16, TRANSPOSED, "F32", HF, HF_UNDER, false, false, "U8"},
-    {"fp8 block", FORMAT_FP8_BLOCK, EACH, "F32", HF, NONE, false, false, "U8"},
-    {"fp8 block, BF16 scales", FORMAT_FP8_BLOCK, EACH, "BF16", HF, NONE, false, false, "U8"},
-    {"fp8 block, F16 scales", FORMAT_FP8_BLOCK, EACH, "F16", HF, NONE, false, false, "U8"},
-    {"fp8 block by compressed-tensors", FORMAT_FP8_BLOCK, EACH, "F32", ".weight", ".weight_scale", NULL, NULL, NONE, false, false, "U8"},
-    {"fp8 block mixtral", FORMAT_FP8_BLOCK, MIXTRAL, "F32", HF, NONE, false, false, "U8"},
-    {"fp8 block fused", FORMAT_FP8_BLOCK, FUSED, "BF16", HF, HF_UNDER, false, false, "U8"},
-    {"fp8 block transposed", FORMAT_FP8_BLOCK, TRANSPOSED, "F32", HF, HF_UNDER, false, false, "U8"},
-    {"fp8 tensor", FORMAT_FP8_TENSOR, EACH, "F32", MODELOPT, NONE, false, false, "U8"},
-    {"fp8 tensor fused", FORMAT_FP8_TENSOR, FUSED, "F32", MODELOPT, UNDER, false, false, "U8"},
-    {"fp8 channel", FORMAT_FP8_CHANNEL, EACH, "F32", MODELOPT, NONE, false, false, "U8"},
-    {"fp8 channel [N]", FORMAT_FP8_CHANNEL, EACH, "F32", MODELOPT, NONE, false, true, "U8"},
-    {"fp8 channel fused", FORMAT_FP8_CHANNEL, FUSED, "F32", MODELOPT, UNDER, false, false, "U8"},
-    {"fp8 channel transposed", FORMAT_FP8_CHANNEL, TRANSPOSED, "F32", MODELOPT, UNDER, false, false, "U8"},
-    {"mxfp8 by Miles", FORMAT_MXFP8, EACH, "BF16", HF, NONE, false, false, "U8"},
-    {"mxfp8 by ModelOpt", FORMAT_MXFP8, EACH, "BF16", ".weight", ".weight_scale", NULL, NULL, NONE, false, false, "U8"},
-    {"mxfp8 with F8_E8M0", FORMAT_MXFP8, EACH, "BF16", HF, NONE, false, false, "F8_E8M0"},
-    {"mxfp8 fused", FORMAT_MXFP8, FUSED, "BF16", HF, HF_UNDER, false, false, "U8"},
-    {"mxfp8 transposed", FORMAT_MXFP8, TRANSPOSED, "BF16", HF, HF_UNDER, false, false, "U8"},
-    {"nvfp4 by ModelOpt", FORMAT_NVFP4, EACH, "BF16", MODELOPT, NONE, false, false, "U8"},
-    {"nvfp4 by compressed-tensors", FORMAT_NVFP4, EACH, "BF16", CT, NONE, true, false, "U8"},
-    {"nvfp4 mixtral", FORMAT_NVFP4, MIXTRAL, "BF16", MODELOPT, NONE, false, false, "U8"},
-    {"nvfp4 fused", FORMAT_NVFP4, FUSED, "BF16", MODELOPT, UNDER, false, false, "U8"},
-    {"nvfp4 fused by compressed-tensors", FORMAT_NVFP4, FUSED, "BF16", CT, CT_UNDER, true, false, "U8"},
-    {"nvfp4 transposed", FORMAT_NVFP4, TRANSPOSED, "BF16", MODELOPT, UNDER, false, false, "U8"},
-    {"mxfp4 by compressed-tensors", FORMAT_MXFP4, EACH, "BF16", ".weight_packed", ".weight_scale", NULL, NULL, NONE, false, false, "U8"},
-    {"mxfp4 by ModelOpt", FORMAT_MXFP4, EACH, "BF16", ".weight", ".weight_scale", NULL, NULL, NONE, false, false, "U8"},
-    {"mxfp4 by gpt-oss", FORMAT_MXFP4, INTERLEAVED, "BF16", ".weight_packed", ".weight_scale", NULL, NULL, OSS, false, false, "U8"},
+    {"bf16", FORMAT_BF16, EACH, "BF16", HF, NONE, false, false, "U8", "U8"},
+    {"bf16 as F32", FORMAT_BF16, EACH, "F32", HF, NONE, false, false, "U8", "U8"},
+    {"bf16 mixtral", FORMAT_BF16, MIXTRAL, "BF16", HF, NONE, false, false, "U8", "U8"},
+    {"bf16 fused", FORMAT_BF16, FUSED, "BF16", HF, HF_UNDER, false, false, "U8", "U8"},
+    {"bf16 transposed", FORMAT_BF16, TRANSPOSED, "BF16", HF, HF_UNDER, false, false, "U8", "U8"},
+    {"bf16 transposed as F32", FORMAT_BF16, TRANSPOSED, "F32", HF, HF_UNDER, false, false, "U8", "U8"},
+    {"fp8 block", FORMAT_FP8_BLOCK, EACH, "F32", HF, NONE, false, false, "U8", "U8"},
+    {"fp8 block, BF16 scales", FORMAT_FP8_BLOCK, EACH, "BF16", HF, NONE, false, false, "U8", "U8"},
+    {"fp8 block, F16 scales", FORMAT_FP8_BLOCK, EACH, "F16", HF, NONE, false, false, "U8", "U8"},
+    {"fp8 block by compressed-tensors", FORMAT_FP8_BLOCK, EACH, "F32", ".weight", ".weight_scale", NULL, NULL, NONE, false, false, "U8", "U8"},
+    {"fp8 block mixtral", FORMAT_FP8_BLOCK, MIXTRAL, "F32", HF, NONE, false, false, "U8", "U8"},
+    {"fp8 block fused", FORMAT_FP8_BLOCK, FUSED, "BF16", HF, HF_UNDER, false, false, "U8", "U8"},
+    {"fp8 block transposed", FORMAT_FP8_BLOCK, TRANSPOSED, "F32", HF, HF_UNDER, false, false, "U8", "U8"},
+    {"fp8 tensor", FORMAT_FP8_TENSOR, EACH, "F32", MODELOPT, NONE, false, false, "U8", "U8"},
+    {"fp8 tensor fused", FORMAT_FP8_TENSOR, FUSED, "F32", MODELOPT, UNDER, false, false, "U8", "U8"},
+    {"fp8 channel", FORMAT_FP8_CHANNEL, EACH, "F32", MODELOPT, NONE, false, false, "U8", "U8"},
+    {"fp8 channel [N]", FORMAT_FP8_CHANNEL, EACH, "F32", MODELOPT, NONE, false, true, "U8", "U8"},
+    {"fp8 channel fused", FORMAT_FP8_CHANNEL, FUSED, "F32", MODELOPT, UNDER, false, false, "U8", "U8"},
+    {"fp8 channel transposed", FORMAT_FP8_CHANNEL, TRANSPOSED, "F32", MODELOPT, UNDER, false, false, "U8", "U8"},
+    {"mxfp8 by Miles", FORMAT_MXFP8, EACH, "BF16", HF, NONE, false, false, "U8", "U8"},
+    {"mxfp8 by ModelOpt", FORMAT_MXFP8, EACH, "BF16", ".weight", ".weight_scale", NULL, NULL, NONE, false, false, "U8", "U8"},
+    {"mxfp8 with F8_E8M0", FORMAT_MXFP8, EACH, "BF16", HF, NONE, false, false, "F8_E8M0", "U8"},
+    {"mxfp8 fused", FORMAT_MXFP8, FUSED, "BF16", HF, HF_UNDER, false, false, "U8", "U8"},
+    {"mxfp8 transposed", FORMAT_MXFP8, TRANSPOSED, "BF16", HF, HF_UNDER, false, false, "U8", "U8"},
+    {"nvfp4 by ModelOpt", FORMAT_NVFP4, EACH, "BF16", MODELOPT, NONE, false, false, "U8", "U8"},
+    {"nvfp4 by compressed-tensors", FORMAT_NVFP4, EACH, "BF16", CT, NONE, true, false, "U8", "U8"},
+    {"nvfp4 with F4", FORMAT_NVFP4, EACH, "BF16", MODELOPT, NONE, false, false, "U8", "F4"},
+    {"nvfp4 mixtral", FORMAT_NVFP4, MIXTRAL, "BF16", MODELOPT, NONE, false, false, "U8", "U8"},
+    {"nvfp4 fused", FORMAT_NVFP4, FUSED, "BF16", MODELOPT, UNDER, false, false, "U8", "U8"},
+    {"nvfp4 fused by compressed-tensors", FORMAT_NVFP4, FUSED, "BF16", CT, CT_UNDER, true, false, "U8", "U8"},
+    {"nvfp4 transposed", FORMAT_NVFP4, TRANSPOSED, "BF16", MODELOPT, UNDER, false, false, "U8", "U8"},
+    {"mxfp4 by compressed-tensors", FORMAT_MXFP4, EACH, "BF16", ".weight_packed", ".weight_scale", NULL, NULL, NONE, false, false, "U8", "U8"},
+    {"mxfp4 by ModelOpt", FORMAT_MXFP4, EACH, "BF16", ".weight", ".weight_scale", NULL, NULL, NONE, false, false, "U8", "U8"},
+    {"mxfp4 by gpt-oss", FORMAT_MXFP4, INTERLEAVED, "BF16", ".weight_packed", ".weight_scale", NULL, NULL, OSS, false, false, "U8", "U8"},
 };
 /* clang-format on */
 #define N_SPELLS (sizeof spells / sizeof spells[0])

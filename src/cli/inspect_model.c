@@ -34,7 +34,7 @@ static const struct {
     {"lm_head.", MODULE_HEAD},
 };
 
-static module_class_t class_of(const char *name)
+module_class_t module_class(const char *name)
 {
     for (size_t i = 0; i < COUNT(classes); i++)
         if (strstr(name, classes[i].part)) return classes[i].class;
@@ -90,7 +90,7 @@ static struct inspected_row *row_of(struct inspected *m, module_class_t class,
 static void count_weight(struct inspected *m, const char *name, const struct spelled *w)
 {
     static const char head[] = "model.layers.";
-    struct inspected_row *r = row_of(m, class_of(name), w);
+    struct inspected_row *r = row_of(m, module_class(name), w);
     if (r == NULL) return;
     r->weights++;
     r->inputs += w->part[PART_INPUT].tensor != NULL;
@@ -190,7 +190,7 @@ static void look_at_plain(struct look *l)
     const char *first = NULL;
     for (size_t i = 0; l->quant && i < l->n; i++) {
         const struct seen *s = &l->seen[i];
-        module_class_t class = class_of(l->specs[i].name);
+        module_class_t class = module_class(l->specs[i].name);
         quantized += s->found && s->format != FORMAT_BF16;
         if (!s->found || s->format != FORMAT_BF16 || l->specs[i].n_dims != 2) continue;
         if (class != MODULE_ATTENTION && class != MODULE_MLP && class != MODULE_EXPERTS) continue;

@@ -37,6 +37,7 @@ typedef enum {
 } module_class_t;
 
 extern const char *const module_class_names[MODULE_CLASSES];
+module_class_t module_class(const char *name); /* of a weight, by Hugging Face's name */
 
 struct inspected_row { /* one class in one format and arrangement */
     module_class_t class;

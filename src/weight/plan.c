@@ -163,13 +163,19 @@ err_t plan_formats(const struct plan *p, struct slot_spec *specs, struct err *e)
     return OK;
 }
 
+static bool is_quantized(const struct plan *p)
+{
+    for (size_t i = 0; i < p->n; i++)
+        if (p->slots[i].found && p->slots[i].weight.format != FORMAT_BF16) return true;
+    return false;
+}
+
 err_t plan_encode(const struct plan *p, struct slot_spec *specs, format_t format, unsigned accept,
                   struct err *e)
 {
-    bool quantized = false;
+    bool quantized = is_quantized(p);
     for (size_t i = 0; i < p->n; i++) {
         format_t f = p->slots[i].found ? p->slots[i].weight.format : FORMAT_BF16;
-        quantized = quantized || f != FORMAT_BF16;
         if (f != FORMAT_BF16 && !(accept & 1u << f))
             return err_set(e, ERR_INPUT,
                            "%.*s is %s: only a BF16 checkpoint is quantized while it is loaded",
@@ -185,11 +191,12 @@ err_t plan_encode(const struct plan *p, struct slot_spec *specs, format_t format
 
 err_t plan_check(const struct plan *p, const struct slot_spec *specs, struct err *e)
 {
+    bool quantized = is_quantized(p);
     for (size_t i = 0; i < p->n; i++) {
         const struct planned *w = &p->slots[i];
         if (!w->found || specs[i].shape.kind == RESIDENT_F32) continue;
         format_t now = specs[i].shape.format, next = w->weight.format;
-        if (next == now || (specs[i].encode && next == FORMAT_BF16)) continue;
+        if (next == now || (specs[i].encode && !quantized)) continue;
         return err_set(e, ERR_STATE, "%.*s: %s -> %s", module_len(specs[i].name), specs[i].name,
                        formats[now].name, formats[next].name);
     }

@@ -44,8 +44,9 @@ err_t plan_formats(const struct plan *p, struct slot_spec *specs, struct err *e)
  * nothing is encoded then. */
 err_t plan_encode(const struct plan *p, struct slot_spec *specs, format_t format, unsigned accept,
                   struct err *e) MUST_USE;
-/* ERR_STATE with the first module whose format is neither the slot's nor to be encoded:
- * "model.layers.0.self_attn.q_proj: fp8-block -> bf16". */
+/* ERR_STATE with the first module whose format is neither the slot's nor to be encoded (a checkpoint
+ * that is quantized anywhere is taken as it is): "model.layers.0.self_attn.q_proj: fp8-block -> bf16".
+ */
 err_t plan_check(const struct plan *p, const struct slot_spec *specs, struct err *e) MUST_USE;
 
 /* ERR_INPUT with the names of slots that are not in `have` ("missing tensors: a, b and 3 more"). */

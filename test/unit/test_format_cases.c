@@ -374,8 +374,8 @@ static void c25_values(void **state)
         const char *says; /* NULL: accepted */
     };
     static const struct edit t[] = {
-        {FORMAT_NVFP4, 2, 0, INFINITY, UP3 ".weight_scale_2: scale 0 is inf"},
-        {FORMAT_NVFP4, 2, 0, NAN, UP3 ".weight_scale_2: scale 0 is nan"},
+        {FORMAT_NVFP4, 2, 0, HUGE_VAL, UP3 ".weight_scale_2: scale 0 is inf"},
+        {FORMAT_NVFP4, 2, 0, (double)NAN, UP3 ".weight_scale_2: scale 0 is nan"},
         {FORMAT_NVFP4, 2, 0, -1.0, UP3 ".weight_scale_2: scale 0 is -1"},
         {FORMAT_NVFP4, 2, 0, 0.0, UP3 ".weight_scale_2: scale 0, but element"},
         {FORMAT_NVFP4, 2, 0, 1e-40, NULL}, /* exact products */
@@ -391,10 +391,10 @@ static void c25_values(void **state)
         {FORMAT_MXFP8, 0, 77, 0x7f, UP3 ".weight: element 77 is NaN"},
         {FORMAT_MXFP8, 0, 77, 0xff, UP3 ".weight: element 77 is NaN"},
         {FORMAT_MXFP4, 1, 5, 0xff, UP3 ".weight_scale: scale 5, of row 2, is NaN or outside"},
-        {FORMAT_FP8_BLOCK, 3, 0, NAN, UP3 ".weight_scale_inv: scale 0, of row 0, is NaN, inf"},
-        {FORMAT_FP8_BLOCK, 3, 0, INFINITY, UP3 ".weight_scale_inv: scale 0, of row 0, is NaN, inf"},
+        {FORMAT_FP8_BLOCK, 3, 0, (double)NAN, UP3 ".weight_scale_inv: scale 0, of row 0, is NaN, inf"},
+        {FORMAT_FP8_BLOCK, 3, 0, HUGE_VAL, UP3 ".weight_scale_inv: scale 0, of row 0, is NaN, inf"},
         {FORMAT_FP8_BLOCK, 3, 0, -0.5, UP3 ".weight_scale_inv: scale 0, of row 0, is NaN, inf"},
-        {FORMAT_FP8_CHANNEL, 3, 7, NAN, UP3 ".weight_scale: scale 7, of row 7, is NaN, inf"},
+        {FORMAT_FP8_CHANNEL, 3, 7, (double)NAN, UP3 ".weight_scale: scale 7, of row 7, is NaN, inf"},
         {FORMAT_FP8_BLOCK, 3, 0, 0.0, NULL},
     };
     for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {

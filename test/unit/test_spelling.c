@@ -187,6 +187,92 @@ static void kv_scales(void **state)
     tiny_free(&m);
 }
 
+/* ---- random checkpoints: whatever is found lies inside its tensor ---- */
+
+static uint64_t draw(uint64_t *state, uint64_t n)
+{
+    return mix(++*state * 0x9e3779b97f4a7c15ULL) % n;
+}
+
+static int by_tensor_name(const void *a, const void *b)
+{
+    const struct checkpoint_entry *x = a, *y = b;
+    return strcmp(x->tensor->name, y->tensor->name);
+}
+
+static void inside(const struct source *s)
+{
+    static const size_t in[CONVERT_COUNT] = {1, 2, 2, 4, 4, 2, 2};
+    if (s->tensor == NULL) return;
+    assert_true(s->rows > 0 && s->cols > 0);
+    uint64_t last = s->first + (s->rows - 1) * s->row_stride + (s->cols - 1) * s->col_stride;
+    assert_true((last + 1) * in[s->convert] <= s->tensor->bytes);
+}
+
+static void random_checkpoints(void **state)
+{
+    (void)state;
+    static const char *const modules[] = {"model.layers.0.mlp.experts.1.gate_proj",
+                                          "model.layers.0.mlp.experts.1.down_proj",
+                                          "model.layers.0.block_sparse_moe.experts.1.w3",
+                                          "model.layers.0.mlp.experts.gate_up_proj",
+                                          "model.layers.0.mlp.experts.down_proj"};
+    static const char *const tails[] = {"", ".weight", "_blocks", ".weight_packed", ".weight_scale",
+                                        ".weight_scale_inv", "_scales", "_weight_scale",
+                                        ".weight_scale_2", "_weight_scale_2", ".input_scale"};
+    static const st_dtype_t dtypes[] = {ST_BF16, ST_F32, ST_F8_E4M3, ST_U8, ST_F8_E8M0, ST_F4, ST_I8};
+    static const uint64_t dims[] = {2, 32, 64, 1, 4, 0};
+    static const uint8_t likely[][2] = {{0, 2}, {0, 2}, {3, 3}, {3, 3}, {1, 3}, {1, 3}, {3, 4}, {2, 3},
+                                        {1, 1}, {1, 0}, {1, 1}};
+    uint64_t seed = 1;
+    size_t n_found = 0;
+    for (int round = 0; round < 20000; round++) {
+        char names[12][128];
+        struct st_tensor t[12];
+        struct checkpoint_entry entries[12];
+        struct st_file file = {0};
+        struct checkpoint c = {.entries = entries};
+        struct spelling s;
+        struct err e;
+        for (int i = 0; i < 12; i++) {
+            struct st_tensor x = {.name = names[c.n_tensors]};
+            size_t tail = draw(&seed, 11);
+            snprintf(names[c.n_tensors], 128, "%s%s", modules[draw(&seed, 5)], tails[tail]);
+            bool twice = false;
+            for (size_t k = 0; k < c.n_tensors; k++)
+                twice = twice || strcmp(names[k], x.name) == 0;
+            if (twice) continue;
+            x.dtype = dtypes[draw(&seed, 8) ? likely[tail][draw(&seed, 2)] : draw(&seed, 7)];
+            x.n_dims = draw(&seed, 8) ? 2 + (int)draw(&seed, 2) : (int)draw(&seed, 5);
+            uint64_t len = 1;
+            for (int d = 0; d < x.n_dims; d++)
+                len *= x.shape[d] = dims[draw(&seed, draw(&seed, 8) ? 3 : 6)];
+            x.bytes = len * (uint64_t)st_dtype_bits(x.dtype) / 8;
+            t[c.n_tensors] = x;
+            entries[c.n_tensors] = (struct checkpoint_entry){&file, &t[c.n_tensors]};
+            c.n_tensors++;
+        }
+        qsort(entries, c.n_tensors, sizeof entries[0], by_tensor_name);
+        assert_int_equal(spelling_open(&s, &c, &e), OK);
+        static const char *const asked[] = {"gate_proj", "up_proj", "down_proj"};
+        for (int p = 0; p < 54; p++) { /* 2 experts, 3 projections, 9 shapes */
+            char name[128];
+            struct spelled w;
+            snprintf(name, sizeof name, "model.layers.0.mlp.experts.%d.%s.weight", p / 27,
+                     asked[p / 9 % 3]);
+            uint64_t rows = dims[p / 3 % 3], cols = dims[p % 3];
+            err_t rc = spelling_find(&s, &w, name, 2, rows, cols, &e);
+            assert_true(rc == OK || rc == ERR_NOTFOUND || rc == ERR_INPUT || rc == ERR_UNSUPPORTED);
+            if (rc != OK) continue;
+            n_found++;
+            for (int k = 0; k < PART_COUNT; k++)
+                inside(&w.part[k]);
+        }
+        spelling_close(&s);
+    }
+    if (n_found < 1000) fail_msg("only %zu found", n_found);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -194,6 +280,7 @@ int main(void)
         cmocka_unit_test(prefixes),
         cmocka_unit_test(square_fused),
         cmocka_unit_test(kv_scales),
+        cmocka_unit_test(random_checkpoints),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
