@@ -467,7 +467,7 @@ static void logits(const char *dir, float *out, size_t n_tokens)
     struct step_seq sq = {pages, 4};
     struct step st = {.n_tokens = (int32_t)n_tokens, .ids = ids, .pos = pos, .seq = seq, .n_seqs = 1,
                       .seqs = &sq};
-    model_logits(m, &st, pos, (int32_t)n_tokens, out);
+    assert_int_equal(model_logits(m, &st, pos, (int32_t)n_tokens, out, NULL), OK);
     model_free(m);
     store_free(s);
     pool_free(pool);
