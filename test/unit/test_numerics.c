@@ -132,7 +132,8 @@ static double error(const struct rig *g, size_t slot, act_ref_fn *round, double 
 }
 
 /* Slots that share their rows, each against float64; nvfp4 with the largest scale of the group. */
-static void check_group(const struct rig *g, struct cpu_model *m, act_t act, const size_t *slots, int n)
+static void check_group(const struct rig *g, struct cpu_model *m, act_t act, const size_t *slots,
+                        int n)
 {
     size_t cols = (size_t)store_spec(g->store, slots[0])->shape.cols;
     float x[ROWS * 256], y[ROWS * 256];
@@ -183,7 +184,8 @@ static void router_stays(void **state)
     struct rig g;
     struct layer_slots l;
     rig_new(&g, FORMAT_NVFP4, false);
-    struct cpu_model *m = model_of(&g, ACT_BF16, false, 16), *q = model_of(&g, ACT_NVFP4_PER_TOKEN, false, 16);
+    struct cpu_model *m = model_of(&g, ACT_BF16, false, 16),
+                     *q = model_of(&g, ACT_NVFP4_PER_TOKEN, false, 16);
     tensors_layer(&l, &g.c, 1);
     float x[ROWS * HIDDEN], a[ROWS * 8], b[ROWS * 8];
     for (int i = 0; i < ROWS * HIDDEN; i++)
