@@ -107,7 +107,7 @@ enum {
 
 typedef struct moult_moe_config {
     size_t size;
-    int32_t hidden_size, intermediate_size; /* even */
+    int32_t hidden_size, intermediate_size; /* even, at most 2^20 */
     int32_t num_experts;                    /* global; a multiple of 4, more than top_k */
     int32_t top_k;
     int32_t local_expert_offset, local_num_experts; /* those with weights here; 0 experts: all */

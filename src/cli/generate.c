@@ -231,7 +231,8 @@ int cmd_generate(int argc, char **argv)
         (void)err_set(&e, ERR_INPUT, "--model is required; see moult generate --help");
         got = OPTIONS_ERROR;
     }
-    if (got == OPTIONS_RUN && numerics_parse(&a.numerics, a.moe_backend, a.act_format, &text, &e) != OK)
+    if (got == OPTIONS_RUN &&
+        numerics_parse(&a.numerics, a.moe_backend, a.act_format, &text, &e) != OK)
         got = OPTIONS_ERROR;
     if (got == OPTIONS_RUN && text.len)
         fprintf(stderr, "warning: accepted, without effect here:%s\n", text.data);

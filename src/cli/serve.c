@@ -235,7 +235,8 @@ int cmd_serve(int argc, char **argv)
         (void)err_set(&e, ERR_INPUT, "--model is required; see moult serve --help");
         got = OPTIONS_ERROR;
     }
-    if (got == OPTIONS_RUN && numerics_parse(&a.numerics, a.moe_backend, a.act_format, &text, &e) != OK)
+    if (got == OPTIONS_RUN &&
+        numerics_parse(&a.numerics, a.moe_backend, a.act_format, &text, &e) != OK)
         got = OPTIONS_ERROR;
     if (got == OPTIONS_ERROR) {
         fprintf(stderr, "moult serve: %s\n", e.msg);

@@ -3,6 +3,8 @@
 #include "base/mem.h"
 #include <math.h>
 
+enum { SIZE_LIMIT = 1 << 20 }; /* of hidden and inner */
+
 /* Panels a task computes, and rows it holds of gate and up at once. */
 enum { BLOCK_PANELS = 4, BLOCK = BLOCK_PANELS * PANEL_ROWS, BLOCK_ROWS = 32 };
 
@@ -38,9 +40,11 @@ struct moe_op {
 
 static err_t check_shape(const struct moe_shape *s, int32_t max_tokens, struct err *e)
 {
-    if (s->hidden < 2 || s->hidden % 2 || s->inner < 2 || s->inner % 2)
-        return err_set(e, ERR_INPUT, "hidden_size %d, intermediate_size %d: must be even",
-                       s->hidden, s->inner);
+    const int32_t sizes[] = {s->hidden, s->inner};
+    for (int i = 0; i < 2; i++)
+        if (sizes[i] < 2 || sizes[i] > SIZE_LIMIT || sizes[i] % 2)
+            return err_set(e, ERR_INPUT, "%s: %d; allowed: even numbers from 2 to %d",
+                           i ? "intermediate_size" : "hidden_size", sizes[i], SIZE_LIMIT);
     if (s->n_experts < 1 || s->n_experts > ROUTE_EXPERTS_MAX)
         return err_set(e, ERR_INPUT, "num_experts: %d; allowed: 1 to %d", s->n_experts,
                        ROUTE_EXPERTS_MAX);

@@ -44,7 +44,7 @@ typedef enum { MOE_SWIGLU, MOE_SWIGLU_OAI, MOE_ACTIVATION_COUNT } moe_activation
 enum { MOE_GATE, MOE_UP, MOE_DOWN, MOE_MATRICES };
 
 struct moe_shape {
-    int32_t hidden, inner; /* both even */
+    int32_t hidden, inner; /* both even, at most 2^20 */
     int32_t n_experts, top_k;
     int32_t local_offset, n_local; /* the experts whose weights are here */
     moe_activation_t activation;

@@ -347,7 +347,8 @@ static void refusals(void **state)
         if (strncmp(e.msg, field, strlen(field)) != 0) fail_msg("%s: %s", field, e.msg); \
     } while (0)
     BAD("hidden_size", 4, s.hidden = 63);
-    BAD("hidden_size", 4, s.inner = 33);
+    BAD("intermediate_size", 4, s.inner = 33);
+    BAD("intermediate_size", 4, s.inner = (1 << 20) + 2);
     BAD("num_experts", 4, s.n_experts = 0);
     BAD("top_k", 4, s.top_k = 65);
     BAD("top_k", 4, s.weigh_input = true);

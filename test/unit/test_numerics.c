@@ -77,14 +77,14 @@ static void rig_free(struct rig *g)
     store_free(g->store);
 }
 
-static struct model *model_of(struct rig *g, act_t act, bool routed, int slice)
+static struct cpu_model *model_of(struct rig *g, act_t act, bool routed, int slice)
 {
     struct model *m;
     struct err e = {0};
     if (model_new(&m, &g->c, g->store, g->pool, 16, slice, NULL, &e) != OK ||
         model_set_numerics(m, act, routed, &e) != OK)
         fail_msg("%s", e.msg);
-    return m;
+    return (struct cpu_model *)m;
 }
 
 /* out [rows of w] = the matrix of a slot, decoded, times x, in float64. */
@@ -132,7 +132,8 @@ static double error(const struct rig *g, size_t slot, act_ref_fn *round, double 
 }
 
 /* Slots that share their rows, each against float64; nvfp4 with the largest scale of the group. */
-static void check_group(const struct rig *g, struct model *m, act_t act, const size_t *slots, int n)
+static void check_group(const struct rig *g, struct cpu_model *m, act_t act, const size_t *slots,
+                        int n)
 {
     size_t cols = (size_t)store_spec(g->store, slots[0])->shape.cols;
     float x[ROWS * 256], y[ROWS * 256];
@@ -142,9 +143,9 @@ static void check_group(const struct rig *g, struct model *m, act_t act, const s
         x[i] = act_round((float)(mix(seed * 1000 + i) >> 40) * 0x1p-22f - 2.0f);
     for (int i = 0; i < n; i++)
         input = fmax(input, (double)*store_matrix(g->store, slots[i])->input);
-    struct inputs in = forward_inputs((struct cpu_model *)m, x, NULL, ROWS, cols, slots, n);
+    struct inputs in = forward_inputs(m, x, NULL, ROWS, cols, slots, n);
     for (int i = 0; i < n; i++) {
-        forward_multiply((struct cpu_model *)m, y, &in, ROWS, slots[i]);
+        forward_multiply(m, y, &in, ROWS, slots[i]);
         double mse = error(g, slots[i], act_ref[act], input, x, y);
         double other = error(g, slots[i], NULL, 0, x, y);
         if (!(mse * 8 <= other))
@@ -163,7 +164,7 @@ static void dense_matrices(void **state)
             struct rig g;
             struct layer_slots l;
             rig_new(&g, formats_of[f], true);
-            struct model *m = model_of(&g, (act_t)act, false, 16);
+            struct cpu_model *m = model_of(&g, (act_t)act, false, 16);
             tensors_layer(&l, &g.c, 0);
             const size_t qkv[] = {l.q, l.k, l.v}, pair[] = {l.gate, l.up}, head = SLOT_HEAD;
             check_group(&g, m, (act_t)act, qkv, 3);
@@ -171,7 +172,7 @@ static void dense_matrices(void **state)
             check_group(&g, m, (act_t)act, pair, 2);
             check_group(&g, m, (act_t)act, &l.down, 1);
             check_group(&g, m, (act_t)act, &head, 1);
-            model_free(m);
+            model_free(&m->base);
             rig_free(&g);
         }
 }
@@ -183,24 +184,24 @@ static void router_stays(void **state)
     struct rig g;
     struct layer_slots l;
     rig_new(&g, FORMAT_NVFP4, false);
-    struct model *m = model_of(&g, ACT_BF16, false, 16),
-                 *q = model_of(&g, ACT_NVFP4_PER_TOKEN, false, 16);
+    struct cpu_model *m = model_of(&g, ACT_BF16, false, 16),
+                     *q = model_of(&g, ACT_NVFP4_PER_TOKEN, false, 16);
     tensors_layer(&l, &g.c, 1);
     float x[ROWS * HIDDEN], a[ROWS * 8], b[ROWS * 8];
     for (int i = 0; i < ROWS * HIDDEN; i++)
         x[i] = act_round((float)(mix((uint64_t)i) >> 40) * 0x1p-23f - 1.0f);
-    forward_gemm((struct cpu_model *)m, a, x, ROWS, l.router);
-    forward_gemm((struct cpu_model *)q, b, x, ROWS, l.router);
+    forward_gemm(m, a, x, ROWS, l.router);
+    forward_gemm(q, b, x, ROWS, l.router);
     assert_memory_equal(a, b, sizeof a);
-    model_free(m);
-    model_free(q);
+    model_free(&m->base);
+    model_free(&q->base);
     rig_free(&g);
 }
 
 /* Logits of all tokens, prefilled in pieces. */
 static void logits_of(struct rig *g, act_t act, bool routed, int piece, float *out)
 {
-    struct model *m = model_of(g, act, routed, piece);
+    struct model *m = &model_of(g, act, routed, piece)->base;
     int32_t ids[TOKENS], pos[TOKENS], seq[TOKENS] = {0}, pages[4] = {0, 1, 2, 3}, rows[TOKENS];
     for (int32_t i = 0; i < TOKENS; i++) {
         ids[i] = i * 7 % VOCAB;
@@ -248,7 +249,7 @@ static void recipes(void **state)
         struct rig g;
         struct err e = {0};
         rig_new(&g, rows[i].f, rows[i].scales);
-        struct model *m = model_of(&g, ACT_BF16, false, 16);
+        struct model *m = &model_of(&g, ACT_BF16, false, 16)->base;
         assert_string_equal(model_recipe(g.store), rows[i].name);
         err_t rc = model_set_numerics(m, ACT_NVFP4, false, &e);
         bool fine = rows[i].f == FORMAT_BF16 || (rows[i].f == FORMAT_NVFP4 && rows[i].scales);
