@@ -34,6 +34,7 @@ struct load_options {
     int64_t chunk;                      /* prefill tokens a step; <= 0: the most a step takes */
     int64_t threads;                    /* 0: online CPUs */
     const char *isa;                    /* NULL: the best */
+    kv_type_t kv;
     const char *quantization;           /* NULL: as stored; see load_quantization */
     struct numerics numerics;
     const char *weight_version;

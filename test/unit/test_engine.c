@@ -47,7 +47,7 @@ static void rig_open(struct rig *g, const char *dir, struct engine_options o)
     if (!o.max_running) o.max_running = 64;
     if (!o.max_step_tokens) o.max_step_tokens = 256;
     assert_int_equal(model_new(&g->model, &g->c, g->store, g->pool, o.n_kv_pages,
-                               o.max_step_tokens, g->isa, &e), OK);
+                               KV_BF16, o.max_step_tokens, g->isa, &e), OK);
     o.config = &g->c;
     o.store = g->store;
     o.model = g->model;

@@ -30,7 +30,7 @@ static void load(struct world *w, const char *dir)
     struct err e = {0};
     if (folder_store(&w->store, &w->c, dir, FORMAT_COUNT, &e) != OK) fail_msg("%s", e.msg);
     w->pool = pool_new(2);
-    if (model_new(&w->m, &w->c, w->store, w->pool, PAGES, MAX_TOKENS, NULL, &e) != OK)
+    if (model_new(&w->m, &w->c, w->store, w->pool, PAGES, KV_BF16, MAX_TOKENS, NULL, &e) != OK)
         fail_msg("%s", e.msg);
     for (int i = 0; i < PAGES; i++)
         w->pages[i] = PAGES - 1 - i;
