@@ -108,7 +108,7 @@ int main(int argc, char **argv)
         mem_free(specs);
     }
     struct pool *pool = pool_new((int)sysconf(_SC_NPROCESSORS_ONLN));
-    if (rc == OK) rc = model_new(&m, &c, store, pool, BATCH * 32, 2048, NULL, &e);
+    if (rc == OK) rc = model_new(&m, &c, store, pool, BATCH * 32, KV_BF16, 2048, NULL, &e);
     if (rc != OK) {
         fprintf(stderr, "bench_model: %s\n", e.msg);
         return 1;

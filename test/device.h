@@ -52,7 +52,7 @@ static inline err_t test_model_new(struct test_device *t, struct model **out, co
                                    struct store *s, struct pool *pool, int32_t pages, int32_t tokens,
                                    const char *isa, struct err *e)
 {
-    if (!t->d) return model_new(out, c, s, pool, pages, tokens, isa, e);
+    if (!t->d) return model_new(out, c, s, pool, pages, KV_BF16, tokens, isa, e);
     struct cuda_options o = {.n_kv_pages = pages, .max_step_tokens = tokens, .max_seqs = 256,
                              .no_graphs = isa != NULL};
     return cuda_model_new(out, c, s, t->d, &o, e);

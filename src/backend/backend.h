@@ -6,21 +6,28 @@
  * numerics contract asks for BF16 (act_round does the rounding); weights are BF16.  With
  * MOULT_REFERENCE_F32 nothing is rounded, KV is f32, and only the portable table exists.
  *
- *   lanes   element i of a row belongs to lane i % 16; a sum keeps 16 lane sums in index order,
- * then adds lane j + 8 to j, j + 4 to j, j + 2 to j, j + 1 to j chain   for pairs i in order, acc =
- * fma(a[2i + 1], w[2i + 1], acc) and then acc = fma(a[2i], w[2i], acc), from 0; w is element *
- * small scale (E8M0 or E4M3), exact in BF16 gemm    without K blocks: one chain over all of K. With
- * K blocks (the weights' format has a scale a 128 x 128 block, or the activations one a 128 of K):
- * a chain c_j for each 128 of K, then y = c_0 * s_0 and y = fma(c_j, s_j, y) in order, s_j =
- * activation scale * weight scale, rounded once, or the one there is. Then y = y * weight scale of
- * the row, the matrix or the tensor (those there are, in this order), and y = y * the activation
- * scale of the row. exp     backend/cpu/kernels.inc, v_exp
+ *   lanes   element i of a row belongs to lane i % 16; a sum keeps 16 lane sums in index order, then
+ *           adds lane j + 8 to j, j + 4 to j, j + 2 to j, j + 1 to j
+ *   chain   for pairs i in order, acc = fma(a[2i + 1], w[2i + 1], acc) and then acc = fma(a[2i],
+ *           w[2i], acc), from 0; w is element * small scale (E8M0 or E4M3), exact in BF16
+ *   gemm    without K blocks: one chain over all of K.  With K blocks (the weights' format has a
+ *           scale a 128 x 128 block, or the activations one a 128 of K): a chain c_j for each 128 of
+ *           K, then y = c_0 * s_0 and y = fma(c_j, s_j, y) in order, s_j = activation scale * weight
+ *           scale, rounded once, or the one there is.  Then y = y * weight scale of the row, the
+ *           matrix or the tensor (those there are, in this order), and y = y * the activation scale
+ *           of the row
+ *   attention, per chunk of KV_CHUNK keys: the chain over the stored K, times scale * k_scale
+ *           (rounded once); m; P = round(exp(s - m)); l = sum of P by lanes; O = FMA chain of P and
+ *           the stored V in key order; chunks fold left to right; out = round(O / l * v_scale).
+ *           The scales are 1 for KV_BF16
+ *   exp     backend/cpu/kernels.inc, v_exp
  *
  * Functions are pure, thread-safe, and never depend on how many rows they are given.
  */
 #ifndef BACKEND_BACKEND_H
 #define BACKEND_BACKEND_H
 
+#include "backend/kv.h"
 #include "backend/matrix.h"
 #include <stddef.h>
 #include <stdint.h>
@@ -116,8 +123,10 @@ struct attn {
     const float *q;
     float *out; /* [n_heads][head_dim], rounded */
     int n_heads, head_dim;
-    const kv_t *k, *v; /* base; page p of this head at k + p * page_stride */
-    size_t page_stride;
+    kv_type_t kv;
+    float k_scale, v_scale;  /* of KV_E4M3; else 1 */
+    const uint8_t *k, *v;    /* base; page p of this head at k + p * page_stride; see kv.h */
+    size_t page_stride;      /* bytes */
     const int32_t *pages;
     int n_keys;      /* position + 1 */
     int first_chunk; /* keys of the first chunk: KV_CHUNK, but for tests (model_break_invariance) */
@@ -139,9 +148,6 @@ struct backend_ops {
     void (*combine)(float *x, const float *const *rows, const float *w, size_t k, size_t n);
     /* out[i] = exp(x[i] - max); returns their sum: lanes within blocks of 4096, blocks in double */
     double (*exp_sum)(float *out, const float *x, float max, size_t n);
-    /* K page of a head: [head_dim / 2][16 keys][2], V page: [16 keys][head_dim].  Per chunk of
-     * KV_CHUNK keys: scores by the gemm chain, times scale; m; P = round(exp(s - m)); l = sum of P
-     * by lanes; O = FMA chain in key order; chunks fold left to right. */
     void (*attention)(const struct attn *a);
 };
 

@@ -106,7 +106,7 @@ static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err 
 {
     size_t total, per_seq, all;
     memory(&l->available, &total);
-    l->page_bytes = model_kv_page_bytes(&l->config);
+    l->page_bytes = model_kv_page_bytes(&l->config, o->kv);
     per_seq = ((size_t)l->context_len + KV_PAGE - 1) / KV_PAGE + 1;
     if (!mul_size(&all, per_seq, (size_t)o->max_running)) all = INT32_MAX;
     size_t pages;
@@ -288,8 +288,8 @@ err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e
     if (l->device)
         rc = load_device_model(l, o, e);
     else
-        rc = model_new(&l->model, &l->config, l->store, l->pool, l->n_pages, l->max_step_tokens,
-                       o->isa, e);
+        rc = model_new(&l->model, &l->config, l->store, l->pool, l->n_pages, o->kv,
+                       l->max_step_tokens, o->isa, e);
     return rc == OK ? model_set_numerics(l->model, o->numerics.act, o->numerics.routed, e) : rc;
 }
 

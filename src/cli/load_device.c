@@ -36,6 +36,7 @@ static struct cuda_options options(const struct loaded *l, const struct load_opt
     return (struct cuda_options){.n_kv_pages = l->n_pages,
                                  .max_step_tokens = l->max_step_tokens,
                                  .max_seqs = (int32_t)o->max_running,
+                                 .kv = o->kv,
                                  .no_graphs = o->no_graphs};
 }
 

@@ -58,6 +58,7 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .isa = a->isa,
         .device = a->device,
         .no_graphs = a->no_graphs,
+        .kv = strcmp(a->kv_dtype, "fp8_e4m3") == 0 ? KV_E4M3 : KV_BF16,
         .quantization = a->quantization,
         .numerics = a->numerics,
         .weight_version = a->weight_version,

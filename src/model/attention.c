@@ -15,6 +15,13 @@ static void rotate(const struct cpu_model *m, float *x, const uint16_t *norm, in
     }
 }
 
+/* Decode scales of K and V in a layer. */
+static const float *kv_scales(const struct slice *s)
+{
+    static const float one[2] = {1.0f, 1.0f};
+    return s->m->kv_type == KV_BF16 ? one : store_ptr(s->m->store, s->slots.kv_scale);
+}
+
 static void prepare_token(void *arg, int i)
 {
     const struct slice *s = arg;
@@ -28,17 +35,15 @@ static void prepare_token(void *arg, int i)
     const float *v = m->v + (size_t)i * (size_t)(c->n_kv_heads * hd);
     for (int h = 0; h < c->n_heads; h++)
         rotate(m, q + (size_t)h * (size_t)hd, store_ptr(m->store, s->slots.q_norm), pos);
-    kv_t *kp = model_kv(m, s->layer, 0, page), *vp = model_kv(m, s->layer, 1, page);
+    const float *scale = kv_scales(s);
+    uint8_t *kp = model_kv(m, s->layer, 0, page), *vp = model_kv(m, s->layer, 1, page);
     for (int h = 0; h < c->n_kv_heads; h++) {
         rotate(m, k, store_ptr(m->store, s->slots.k_norm), pos);
-        for (int d = 0; d < hd; d++) {
-            kp[(d / 2 * KV_PAGE + row) * 2 + d % 2] = kv_from_f32(k[d]);
-            vp[row * hd + d] = kv_from_f32(v[d]);
-        }
+        kv_write(m->kv_type, kp, vp, row, hd, k, v, scale[0], scale[1]);
         k += hd;
         v += hd;
-        kp += KV_PAGE * hd;
-        vp += KV_PAGE * hd;
+        kp += model_kv_head_bytes(m);
+        vp += model_kv_head_bytes(m);
     }
 }
 
@@ -59,13 +64,17 @@ static void attend(void *arg, int i)
     const struct config *c = &m->c;
     int32_t n = i / c->n_kv_heads, kvh = i % c->n_kv_heads, t = s->t0 + n;
     int group = c->n_heads / c->n_kv_heads;
-    size_t hd = (size_t)c->head_dim, head = (size_t)KV_PAGE * hd;
+    size_t hd = (size_t)c->head_dim, head = model_kv_head_bytes(m);
+    const float *kv_scale = kv_scales(s);
     size_t at = ((size_t)n * (size_t)c->n_heads + (size_t)(kvh * group)) * hd;
     struct attn a = {
         .q = m->q + at,
         .out = m->o + at,
         .n_heads = group,
         .head_dim = c->head_dim,
+        .kv = m->kv_type,
+        .k_scale = kv_scale[0],
+        .v_scale = kv_scale[1],
         .k = model_kv(m, s->layer, 0, 0) + (size_t)kvh * head,
         .v = model_kv(m, s->layer, 1, 0) + (size_t)kvh * head,
         .page_stride = (size_t)c->n_kv_heads * head,

@@ -138,16 +138,16 @@ static void cpu_break_invariance(struct model *base)
     ((struct cpu_model *)base)->broken = true;
 }
 
-size_t model_kv_page_bytes(const struct config *c)
+size_t model_kv_page_bytes(const struct config *c, kv_type_t kv)
 {
     return (size_t)c->n_layers * 2 * (size_t)c->n_kv_heads * KV_PAGE * (size_t)c->head_dim *
-           sizeof(kv_t);
+           kv_elem_bytes(kv);
 }
 
 static void cpu_kv_clear(struct model *base, int32_t page)
 {
     struct cpu_model *m = (struct cpu_model *)base;
-    size_t bytes = (size_t)m->c.n_kv_heads * KV_PAGE * (size_t)m->c.head_dim * sizeof(kv_t);
+    size_t bytes = (size_t)m->c.n_kv_heads * model_kv_head_bytes(m);
     for (int i = 0; i < m->c.n_layers * 2; i++)
         memset(model_kv(m, i / 2, i % 2, page), 0, bytes);
 }
@@ -186,7 +186,7 @@ static bool get(void *out, size_t a, size_t b, size_t elem)
 static bool get_kv(struct cpu_model *m)
 {
     size_t bytes;
-    if (!mul_size(&bytes, (size_t)m->n_pages, model_kv_page_bytes(&m->c))) return false;
+    if (!mul_size(&bytes, (size_t)m->n_pages, model_kv_page_bytes(&m->c, m->kv_type))) return false;
     m->kv = mem_retry(NULL, 0, bytes);
     return m->kv != NULL;
 }
@@ -232,7 +232,8 @@ static const struct model_ops cpu_ops = {
 };
 
 err_t model_new(struct model **out, const struct config *c, struct store *s, struct pool *pool,
-                int32_t n_kv_pages, int32_t max_step_tokens, const char *isa, struct err *e)
+                int32_t n_kv_pages, kv_type_t kv, int32_t max_step_tokens, const char *isa,
+                struct err *e)
 {
     const struct backend_ops *ops;
     err_t rc = check_shape(c, e);
@@ -248,6 +249,7 @@ err_t model_new(struct model **out, const struct config *c, struct store *s, str
     m->pool = pool;
     m->ops = ops;
     m->n_pages = n_kv_pages;
+    m->kv_type = kv;
     m->slice = max_step_tokens < SLICE_MAX ? max_step_tokens : SLICE_MAX;
     m->n_angles = c->max_positions;
     if (m->n_angles / KV_PAGE >= n_kv_pages) m->n_angles = n_kv_pages * KV_PAGE;
@@ -255,7 +257,7 @@ err_t model_new(struct model **out, const struct config *c, struct store *s, str
         cpu_free(&m->base);
         return err_set(e, ERR_NOMEM,
                        "no memory for %d KV pages of %zu bytes and the step's buffers", n_kv_pages,
-                       model_kv_page_bytes(c));
+                       model_kv_page_bytes(c, kv));
     }
     rc = forward_moe_new(m, ACT_BF16, e);
     if (rc != OK) {

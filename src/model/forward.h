@@ -25,7 +25,8 @@ struct cpu_model {
     bool broken;      /* model_break_invariance */
     int32_t n_angles; /* positions in the tables */
     float *cos, *sin; /* [n_angles][head_dim / 2] */
-    kv_t *kv;         /* [layer][K, V][page][kv head][KV_PAGE * head_dim] */
+    kv_type_t kv_type;
+    uint8_t *kv;      /* [layer][K, V][page][kv head], a page of backend/kv.h each */
     float *x;         /* residual stream, [slice][hidden] */
     float *a;         /* normed GEMM input, [slice][hidden] */
     float *q, *o;     /* [slice][n_heads * head_dim] */
@@ -50,11 +51,16 @@ struct slice {
     struct layer_slots slots;
 };
 
-static inline kv_t *model_kv(const struct cpu_model *m, int layer, int is_v, int32_t page)
+/* Bytes of a head's page of K or V. */
+static inline size_t model_kv_head_bytes(const struct cpu_model *m)
 {
-    size_t head = (size_t)KV_PAGE * (size_t)m->c.head_dim;
+    return (size_t)KV_PAGE * (size_t)m->c.head_dim * kv_elem_bytes(m->kv_type);
+}
+
+static inline uint8_t *model_kv(const struct cpu_model *m, int layer, int is_v, int32_t page)
+{
     size_t index = ((size_t)layer * 2 + (size_t)is_v) * (size_t)m->n_pages + (size_t)page;
-    return m->kv + index * (size_t)m->c.n_kv_heads * head;
+    return m->kv + index * (size_t)m->c.n_kv_heads * model_kv_head_bytes(m);
 }
 
 /* Rows that several matrices read; rounded once (into m->act_a, densely) if one of them is

@@ -22,6 +22,7 @@
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
 
+#include "backend/kv.h"
 #include "base/err.h"
 #include "base/pool.h"
 #include "format/act.h"
@@ -58,11 +59,11 @@ struct step {
 err_t model_specs(const struct config *c, struct slot_spec **specs, size_t *n,
                   struct err *e) MUST_USE;
 
-/* `store` must hold weights before the first submit; borrowed, as is `pool`.  `isa`: NULL for the
- * best of this machine, or "portable", "avx2", "avx512", "neon" (ERR_UNSUPPORTED if the machine
- * lacks it). */
+/* `store` must hold weights before the first submit; borrowed, as is `pool`.  `kv`: how K and V are
+ * kept (backend/kv.h); E4M3 takes the scales of the checkpoint.  `isa`: NULL for the best of this
+ * machine, or "portable", "avx2", "avx512", "neon" (ERR_UNSUPPORTED if the machine lacks it). */
 err_t model_new(struct model **out, const struct config *c, struct store *s, struct pool *pool,
-                int32_t n_kv_pages, int32_t max_step_tokens, const char *isa,
+                int32_t n_kv_pages, kv_type_t kv, int32_t max_step_tokens, const char *isa,
                 struct err *e) MUST_USE;
 void model_free(struct model *m);
 /* How the layers compute; a new model has {ACT_BF16, false}.  `act`: what the inputs of quantized
@@ -78,7 +79,7 @@ err_t model_check_update(const struct model *m, const struct update *u, struct e
 const char *model_recipe(const struct store *s);
 const char *model_isa(const struct model *m);
 
-size_t model_kv_page_bytes(const struct config *c); /* K and V of all layers, one page */
+size_t model_kv_page_bytes(const struct config *c, kv_type_t kv); /* K and V of all layers */
 /* Zero a page before a new owner writes it (determinism: nothing of a former owner is read). */
 void model_kv_clear(struct model *m, int32_t page);
 

@@ -468,7 +468,7 @@ static void logits(const char *dir, float *out, size_t n_tokens)
     struct err e = {0};
     struct pool *pool = pool_new(1);
     if (folder_store(&s, &c, dir, FORMAT_COUNT, &e) != OK) fail_msg("%s", e.msg);
-    if (model_new(&m, &c, s, pool, 4, 32, NULL, &e) != OK) fail_msg("%s", e.msg);
+    if (model_new(&m, &c, s, pool, 4, KV_BF16, 32, NULL, &e) != OK) fail_msg("%s", e.msg);
     int32_t ids[32], pos[32], seq[32] = {0}, pages[4] = {0, 1, 2, 3};
     for (int i = 0; i < (int)n_tokens; i++) {
         ids[i] = (i * 7 + 3) % c.vocab_size;

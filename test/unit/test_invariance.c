@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "device.h"
 #include "model/model.h"
+#include "model/tensors.h"
 #include "random_model.h"
 #include <math.h>
 #include <stdio.h>
@@ -160,6 +161,47 @@ static void bits_do_not_depend_on_the_batch(void **state)
     assert_true(have);
 }
 
+#define FP8_LEN 320 /* past a chunk */
+
+static double distance(const struct result *a, const struct result *b)
+{
+    double sum = 0.0;
+    for (int i = 0; i < FP8_LEN / 16; i++)
+        sum += fabs((double)a->score[i] - (double)b->score[i]);
+    return sum / (FP8_LEN / 16);
+}
+
+/* K and V in E4M3: the same promises, and results near those of BF16, with the checkpoint's scales or
+ * without; scores of a wrongly scaled cache would be far off. */
+static void fp8_kv(void **state)
+{
+    struct rig *g = *state;
+    struct err e = {0};
+    struct model *m;
+    struct result bf16, whole, cut, scaled;
+    assert_int_equal(model_kv_page_bytes(&g->c, KV_E4M3) * 2, model_kv_page_bytes(&g->c, KV_BF16));
+    assert_int_equal(model_new(&m, &g->c, g->store, g->pool, PAGES, KV_BF16, 2048, NULL, &e), OK);
+    run(m, FP8_LEN, FP8_LEN, 0, 0, &bf16);
+    model_free(m);
+    assert_int_equal(model_new(&m, &g->c, g->store, g->pool, 8 * PAGES, KV_E4M3, 2048, NULL, &e), OK);
+    run(m, FP8_LEN, FP8_LEN, 0, 0, &whole);
+    run(m, FP8_LEN, 64, 7, 5, &cut);
+    assert_true(same(&whole, &cut, FP8_LEN));
+    for (int layer = 0; layer < g->c.n_layers; layer++) {
+        struct layer_slots l;
+        tensors_layer(&l, &g->c, layer);
+        float *scale = (float *)(uintptr_t)store_ptr(g->store, l.kv_scale);
+        scale[0] = 0.037f;
+        scale[1] = 0.0041f;
+    }
+    run(m, FP8_LEN, FP8_LEN, 0, 0, &scaled);
+    model_free(m);
+    double a = distance(&bf16, &whole), b = distance(&bf16, &scaled);
+    print_message("mean |difference| of scores from a BF16 cache: scale 1 %.4f, scaled %.4f\n", a, b);
+    assert_true(a > 0.0 && b > 0.0 && a != b);
+    assert_true(a < 0.1 && b < 0.1);
+}
+
 static void a_batch_dependent_split_is_noticed(void **state)
 {
     struct rig *g = *state;
@@ -182,6 +224,7 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_do_not_depend_on_the_batch),
+        cmocka_unit_test(fp8_kv),
         cmocka_unit_test(a_batch_dependent_split_is_noticed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

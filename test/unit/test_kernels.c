@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static const char *const isas[] = {"avx2", "avx512", "neon"};
 enum { N_ISAS = 3 };
@@ -141,21 +142,62 @@ static void rows_bits(void **state)
     mem_free(w);
 }
 
-static void attention_bits(void **state)
+/* Attention in float64 over what the cache holds: K and V decoded one by one. */
+struct cached {
+    kv_type_t type;
+    int hd, n_pages;
+    float k_scale, v_scale;
+    const float *k, *v; /* [key][hd], as given */
+};
+
+static double stored(const struct cached *c, float x, float scale)
 {
-    (void)state;
-    enum { HD = 80, KEYS = 600, PAGES = 38, HEADS = 6, SIZE = 16 * HD };
-    kv_t *k = mem_alloc(PAGES * SIZE * sizeof *k), *v = mem_alloc(PAGES * SIZE * sizeof *v);
+    if (c->type == KV_BF16) return (double)bf16_to_f32(f32_to_bf16(x));
+    return (double)format_e4m3(format_to_e4m3(x / scale)) * (double)scale;
+}
+
+static void check_attention(const struct attn *a, const struct cached *c, int h)
+{
+    double *p = mem_alloc(sizeof *p * (size_t)a->n_keys), max = -1e300, l = 0.0;
+    for (int i = 0; i < a->n_keys; i++) {
+        double s = 0.0;
+        for (int d = 0; d < c->hd; d++)
+            s += (double)a->q[h * c->hd + d] * stored(c, c->k[i * c->hd + d], c->k_scale);
+        p[i] = s * (double)a->scale;
+        max = p[i] > max ? p[i] : max;
+    }
+    for (int i = 0; i < a->n_keys; i++)
+        l += p[i] = exp(p[i] - max);
+    for (int d = 0; d < c->hd; d++) {
+        double o = 0.0;
+        for (int i = 0; i < a->n_keys; i++)
+            o += p[i] / l * stored(c, c->v[i * c->hd + d], c->v_scale);
+        /* P and the output are rounded to BF16, 2^-9 each, values are below 1.2 */
+        assert_true(fabs(o - (double)a->out[h * c->hd + d]) <= 1.2 * 0x1p-8);
+    }
+    mem_free(p);
+}
+
+static void attention_case(kv_type_t type, float k_scale, float v_scale)
+{
+    enum { HD = 80, KEYS = 600, PAGES = 38, HEADS = 6 };
+    size_t page = KV_PAGE_ROWS * HD * kv_elem_bytes(type);
+    uint8_t *k = mem_alloc(PAGES * page), *v = mem_alloc(PAGES * page);
+    float *kf = mem_alloc(KEYS * HD * 4), *vf = mem_alloc(KEYS * HD * 4);
     float q[HEADS * HD], out[HEADS * HD], got[HEADS * HD];
     int32_t pages[PAGES];
     uint64_t seed = 5;
     fill(q, HEADS * HD, 2.0f, 4);
     for (int i = 0; i < PAGES; i++)
         pages[i] = i * 7 % PAGES;
-    for (int i = 0; i < PAGES * SIZE; i++) {
-        k[i] = kv_from_f32(noise(&seed));
-        v[i] = kv_from_f32(noise(&seed));
+    for (int i = 0; i < KEYS * HD; i++) {
+        kf[i] = noise(&seed);
+        vf[i] = noise(&seed);
     }
+    for (int i = 0; i < KEYS; i++)
+        kv_write(type, k + (size_t)pages[i / 16] * page, v + (size_t)pages[i / 16] * page, i % 16, HD,
+                 kf + i * HD, vf + i * HD, k_scale, v_scale);
+    struct cached c = {type, HD, PAGES, k_scale, v_scale, kf, vf};
     static const int lens[] = {1, 15, 16, 17, 255, 256, 257, 512, KEYS};
     for (int l = 0; l < 9; l++) {
         struct attn a = {.q = q,
@@ -163,13 +205,18 @@ static void attention_bits(void **state)
                          .first_chunk = KV_CHUNK,
                          .n_heads = HEADS,
                          .head_dim = HD,
+                         .kv = type,
+                         .k_scale = k_scale,
+                         .v_scale = v_scale,
                          .k = k,
                          .v = v,
-                         .page_stride = SIZE,
+                         .page_stride = page,
                          .pages = pages,
                          .n_keys = lens[l],
                          .scale = 0.11f};
         cpu_ops_portable.attention(&a);
+        for (int h = 0; h < HEADS; h += 5)
+            check_attention(&a, &c, h);
         a.out = got;
         for (int i = 0; i < N_ISAS; i++) {
             const struct backend_ops *o = cpu_ops_find(isas[i]);
@@ -180,11 +227,53 @@ static void attention_bits(void **state)
     }
     mem_free(k);
     mem_free(v);
+    mem_free(kf);
+    mem_free(vf);
+}
+
+static void attention_bits(void **state)
+{
+    (void)state;
+    attention_case(KV_BF16, 1.0f, 1.0f);
+    attention_case(KV_E4M3, 1.0f, 1.0f);
+    attention_case(KV_E4M3, 0.0123f, 0.0071f); /* uses the upper codes */
+    attention_case(KV_E4M3, 1.0f / 512, 37.0f); /* saturates K at 0.875; V is subnormal */
+}
+
+/* Every code of a page is read as its value, and NaN as NaN. */
+static void attention_codes(void **state)
+{
+    (void)state;
+    enum { HD = 16 };
+    uint8_t k[16 * HD] = {0}, v[16 * HD];
+    float q[HD] = {0}, out[HD];
+    int32_t page = 0;
+    struct attn a = {.q = q, .out = out, .first_chunk = KV_CHUNK, .n_heads = 1, .head_dim = HD,
+                     .kv = KV_E4M3, .k_scale = 1.0f, .v_scale = 1.0f, .k = k, .v = v,
+                     .page_stride = sizeof k, .pages = &page, .n_keys = 1, .scale = 1.0f};
+    for (int i = -1; i < N_ISAS; i++) {
+        const struct backend_ops *o = i < 0 ? &cpu_ops_portable : cpu_ops_find(isas[i]);
+        for (int code = 0; o && code < 256; code++) {
+            memset(v, code, sizeof v);
+            o->attention(&a);
+            float want = format_e4m3((uint8_t)code);
+            for (int d = 0; d < HD; d++)
+                assert_true(isnan(want) ? isnan(out[d]) : out[d] == want);
+            memset(v, 0, sizeof v);
+            memset(k, code, sizeof k);
+            q[3] = 1.0f;
+            o->attention(&a);
+            assert_true(isnan(want) == isnan(out[0]));
+            memset(k, 0, sizeof k);
+            q[3] = 0.0f;
+        }
+    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(gemm_bits), cmocka_unit_test(rows_bits),
-                                       cmocka_unit_test(attention_bits)};
+                                       cmocka_unit_test(attention_bits),
+                                       cmocka_unit_test(attention_codes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,7 +81,7 @@ static struct cpu_model *model_of(struct rig *g, act_t act, bool routed, int sli
 {
     struct model *m;
     struct err e = {0};
-    if (model_new(&m, &g->c, g->store, g->pool, 16, slice, NULL, &e) != OK ||
+    if (model_new(&m, &g->c, g->store, g->pool, 16, KV_BF16, slice, NULL, &e) != OK ||
         model_set_numerics(m, act, routed, &e) != OK)
         fail_msg("%s", e.msg);
     return (struct cpu_model *)m;

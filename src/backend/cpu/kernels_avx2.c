@@ -132,20 +132,33 @@ OP void v_e2m1_quad(const uint8_t *p, V w[4])
 
 /* BF16 of a normal E4M3 is its bits moved, and 120 added to the exponent.  For the subnormals 0 to 7
  * tables hold what is to be added besides; codes from 16 index them with bit 7 set, which gives 0. */
-OP void v_e4m3_pair(const uint8_t *p, V *even, V *odd)
+OP void e4m3_pair(const uint8_t *p, bool nan, V *even, V *odd)
 {
     const __m256i low = TABLE(0, -16, 96, -112, -64, -48, -32, -16, 0, 0, 0, 0, 0, 0, 0, 0);
     const __m256i high = TABLE(-60, -2, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0);
     __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p), zero = _mm256_setzero_si256();
-    __m256i i = _mm256_add_epi8(_mm256_and_si256(x, _mm256_set1_epi8(0x7f)), _mm256_set1_epi8(0x70));
+    __m256i m = _mm256_and_si256(x, _mm256_set1_epi8(0x7f));
+    __m256i i = _mm256_add_epi8(m, _mm256_set1_epi8(0x70));
     __m256i l = _mm256_shuffle_epi8(low, i);
     __m256i h = _mm256_add_epi8(_mm256_shuffle_epi8(high, i), _mm256_set1_epi8(0x3c));
+    if (nan) { /* code 0x7f: another 0x3c00 makes all ones of the exponent */
+        __m256i is_nan = _mm256_cmpeq_epi8(m, _mm256_set1_epi8(0x7f));
+        h = _mm256_add_epi8(h, _mm256_and_si256(is_nan, _mm256_set1_epi8(0x3c)));
+    }
     __m256i keep = _mm256_set1_epi16((short)0x87f0);
     __m256i a = _mm256_srai_epi16(_mm256_unpacklo_epi8(zero, x), 4);
     __m256i b = _mm256_srai_epi16(_mm256_unpackhi_epi8(zero, x), 4);
     a = _mm256_add_epi16(_mm256_and_si256(a, keep), _mm256_unpacklo_epi8(l, h));
     b = _mm256_add_epi16(_mm256_and_si256(b, keep), _mm256_unpackhi_epi8(l, h));
     widen_pairs(a, b, even, odd);
+}
+OP void v_e4m3_pair(const uint8_t *p, V *even, V *odd)
+{
+    e4m3_pair(p, false, even, odd);
+}
+OP void v_e4m3_nan_pair(const uint8_t *p, V *even, V *odd)
+{
+    e4m3_pair(p, true, even, odd);
 }
 
 /* 16 bytes as the high bytes of words, rows 0-7 and 8-15. */

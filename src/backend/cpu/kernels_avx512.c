@@ -78,7 +78,7 @@ OP void v_e2m1_quad(const uint8_t *p, V w[4])
     w[3] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 12), value);
 }
 /* BF16 of a normal E4M3 is its bits moved, and 120 added to the exponent; of a subnormal, a table's. */
-OP void v_e4m3_pair(const uint8_t *p, V *even, V *odd)
+OP void e4m3_pair(const uint8_t *p, bool nan, V *even, V *odd)
 {
     const __m512i subnormal = _mm512_broadcast_i32x4(
         _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
@@ -86,8 +86,19 @@ OP void v_e4m3_pair(const uint8_t *p, V *even, V *odd)
     __m512i y = _mm512_add_epi16(_mm512_slli_epi16(m, 4), _mm512_set1_epi16(120 << 7));
     __mmask32 small = _mm512_cmplt_epu16_mask(m, _mm512_set1_epi16(8));
     y = _mm512_mask_permutexvar_epi16(y, small, m, subnormal);
+    if (nan)
+        y = _mm512_mask_mov_epi16(y, _mm512_cmpeq_epi16_mask(m, _mm512_set1_epi16(0x7f)),
+                                  _mm512_set1_epi16(0x7fc0));
     __m512i sign = _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8);
     widen_pairs(_mm512_or_si512(y, sign), even, odd);
+}
+OP void v_e4m3_pair(const uint8_t *p, V *even, V *odd)
+{
+    e4m3_pair(p, false, even, odd);
+}
+OP void v_e4m3_nan_pair(const uint8_t *p, V *even, V *odd)
+{
+    e4m3_pair(p, true, even, odd);
 }
 /* As in kernels_avx2.c. */
 OP V v_scale_e4m3(const uint8_t *p)

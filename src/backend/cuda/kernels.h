@@ -20,6 +20,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include "backend/kv.h"
 #include <stdint.h>
 
 /* --- residual stream: x from one of four sources, then its RMSNorm ----------------------------- */
@@ -62,8 +63,6 @@ struct norm_args {
  * swizzle of the tensor copy engine) or c ^ (r / 2 % 4) (E4M3: 64-byte rows, its 64 B swizzle).
  */
 #define KV_ROWS 16
-
-typedef enum { KV_BF16, KV_E4M3, KV_TYPES } kv_type_t;
 
 static inline size_t kv_tile_bytes(kv_type_t type, int32_t head_dim)
 {

@@ -38,7 +38,7 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
         .k_norm = store_ptr(m->store, w->slots.k_norm), .cos = m->cos, .sin = m->sin, .pos = m->dev.pos,
         .seq = m->dev.seq, .tables = m->dev.tables, .table_ld = s->table_ld, .q = m->att_q, .k = k_pages,
         .v = v_pages, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .eps = c->rms_norm_eps,
-        .k_scale = 1.0f, .v_scale = 1.0f,
+        .k_scale = w->k_scale, .v_scale = w->v_scale,
     };
     kernels_rope(m->kernels, m->q, &r, s->n, true);
     for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
@@ -48,7 +48,7 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
             .table_ld = s->table_ld, .spans = m->spans[kind], .partial = m->partial,
             .arrived = m->arrived, .n_blocks = s->n_blocks[kind], .n_kv_heads = c->n_kv_heads,
             .group = c->n_heads / c->n_kv_heads, .max_chunks = s->max_chunks,
-            .first_chunk = s->first_chunk, .scale = 1.0f / sqrtf((float)c->head_dim), .v_scale = 1.0f,
+            .first_chunk = s->first_chunk, .scale = w->k_scale / sqrtf((float)c->head_dim), .v_scale = w->v_scale,
         };
         kernels_attn(m->kernels, m->q, kind, &a, true);
     }

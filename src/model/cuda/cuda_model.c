@@ -156,6 +156,7 @@ static err_t add_layer(struct tables *t, int32_t layer, struct err *e)
     const struct config *c = &t->m->c;
     bool dense = c->dense[layer];
     tensors_layer(&w->slots, c, layer);
+    w->k_scale = w->v_scale = 1.0f;
     size_t gate = dense ? w->slots.gate : w->slots.expert0;
     int32_t n = dense ? 1 : c->n_experts;
     err_t rc = add(t, &w->q, &w->q_format, w->slots.q, 1, 1, e);
@@ -196,6 +197,27 @@ static err_t make_tables(struct cuda_model *m, struct err *e)
     }
     mem_free(t.host);
     return rc;
+}
+
+static void drop_graphs(struct cuda_model *m)
+{
+    for (int32_t i = 0; i < m->n_graphs; i++)
+        graph_free(m->graphs[i].graph);
+    m->n_graphs = 0;
+}
+
+void cuda_read_scales(struct cuda_model *m)
+{
+    if (m->kv_type == KV_BF16 || m->epoch == store_epoch(m->store)) return;
+    for (int32_t i = 0; i < m->c.n_layers; i++) {
+        struct layer_weights *w = &m->layers[i];
+        float s[2];
+        store_get(m->store, s, w->slots.kv_scale, PART_DATA, 0, 1);
+        if (s[0] != w->k_scale || s[1] != w->v_scale) drop_graphs(m);
+        w->k_scale = s[0];
+        w->v_scale = s[1];
+    }
+    m->epoch = store_epoch(m->store);
 }
 
 /* --- life ----------------------------------------------------------------------------------------- */
@@ -254,8 +276,7 @@ static void cuda_free(struct model *base)
     struct cuda_model *m = (struct cuda_model *)base;
     if (m == NULL) return;
     queue_free(m->q);
-    for (int32_t i = 0; i < m->n_graphs; i++)
-        graph_free(m->graphs[i].graph);
+    drop_graphs(m);
     if (m->kernels) kernels_free(m->kernels);
     region_free(m->kv);
     device_free(m->d, m->work);
@@ -280,7 +301,7 @@ static const struct model_ops cuda_ops = {
     .break_invariance = break_invariance,
 };
 
-static struct kernels_shape shape_of(const struct config *c)
+static struct kernels_shape shape_of(const struct config *c, kv_type_t kv)
 {
     return (struct kernels_shape){.hidden = c->hidden_size,
                                   .head_dim = c->head_dim,
@@ -289,7 +310,7 @@ static struct kernels_shape shape_of(const struct config *c)
                                   .n_experts = c->n_experts,
                                   .top_k = c->top_k,
                                   .vocab = c->vocab_size,
-                                  .kv = KV_BF16};
+                                  .kv = kv};
 }
 
 static void set_sizes(struct cuda_model *m, const struct config *c, const struct cuda_options *o)
@@ -300,9 +321,10 @@ static void set_sizes(struct cuda_model *m, const struct config *c, const struct
     m->cap = o->max_step_tokens > CUDA_ROWS ? o->max_step_tokens : CUDA_ROWS;
     m->cap_seqs = o->max_seqs;
     m->max_pages = table_pages(c, o->n_kv_pages);
+    m->kv_type = o->kv;
     m->graphs_off = o->no_graphs;
     m->ld_logits = (c->vocab_size + 7) / 8 * 8;
-    m->kv_half = (size_t)o->n_kv_pages * (size_t)c->n_kv_heads * kv_tile_bytes(KV_BF16, c->head_dim);
+    m->kv_half = (size_t)o->n_kv_pages * (size_t)c->n_kv_heads * kv_tile_bytes(o->kv, c->head_dim);
     m->kv_layer = 2 * m->kv_half;
 }
 
@@ -344,7 +366,7 @@ err_t cuda_model_new(struct model **out, const struct config *c, struct store *s
                      const struct cuda_options *o, struct err *e)
 {
     struct cuda_model *m = mem_alloc(sizeof *m);
-    struct kernels_shape shape = shape_of(c);
+    struct kernels_shape shape = shape_of(c, o->kv);
     m->d = d;
     m->store = s;
     set_sizes(m, c, o);

@@ -35,6 +35,7 @@ enum {
 struct layer_weights {
     struct layer_slots slots;
     const struct gemm_weight *q, *k, *v, *o, *router, *gate, *up, *down;
+    float k_scale, v_scale; /* 1 with a BF16 cache */
     format_t q_format, k_format, v_format, o_format, router_format, gate_format, up_format, down_format;
 };
 
@@ -65,6 +66,8 @@ struct cuda_model {
     int32_t n_pages, cap, cap_seqs;
     int32_t max_pages; /* of one table */
     int32_t ld_logits; /* vocab, in whole 16 bytes of BF16 */
+    kv_type_t kv_type;
+    uint64_t epoch; /* of the K and V scales */
     bool graphs_off, broken;
 
     struct layer_weights *layers;
@@ -112,6 +115,9 @@ struct cuda_slice {
 void cuda_forward(const struct cuda_slice *s);
 /* Final norm, logits [n_rows][vocab] in m->logits and, where asked, the samples of rows [row0, row0 + n). */
 void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample);
+
+/* cuda_model.c: after a commit, the scales of K and V, which graphs hold.  Not with a BF16 cache. */
+void cuda_read_scales(struct cuda_model *m);
 
 /* cuda_step.c */
 void cuda_submit(struct model *m, const struct step *st);

@@ -305,6 +305,7 @@ void cuda_submit(struct model *base, const struct step *st)
 {
     struct cuda_model *m = (struct cuda_model *)base;
     if (m->failed != OK) return;
+    cuda_read_scales(m);
     if (!reserve_extra(m, st)) {
         fail(m, ERR_NOMEM, "no memory for the sampling parameters of a step");
         return;
@@ -348,6 +349,7 @@ err_t cuda_logits(struct model *base, const struct step *st, const int32_t *toke
     struct cuda_model *m = (struct cuda_model *)base;
     CHECK(st->n_tokens <= m->cap && n <= m->cap);
     struct cuda_slice s = slice_of(m, st, 0, st->n_tokens);
+    cuda_read_scales(m);
     clear_pages(m);
     lay_tokens(&s, st, 0, s.n);
     memcpy(m->host.pick, tokens, (size_t)n * sizeof(int32_t));
