@@ -243,7 +243,7 @@ def test_too_long_and_exact_fit():
             assert r["meta_info"]["finish_reason"]["type"] == "length" and (SLOW or time.time() - t < 60)
         stop.set()
         w.join()
-        assert worst[0] < 1, worst
+        assert SLOW or worst[0] < 1, worst  # the numbers are those of the last step, which may be slow
 
 
 def latencies(s, seconds, stop=None):

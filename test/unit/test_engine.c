@@ -10,9 +10,11 @@
 #include <stdlib.h>
 
 #ifdef __SANITIZE_THREAD__
-enum { N_BATCH = 16, LEN = 75, NEW = 24 }; /* ten times slower */
+enum { N_BATCH = 16, LEN = 75, NEW = 24, N_PROMPTS = 20 }; /* ten times slower */
+#elif defined(__SANITIZE_ADDRESS__)
+enum { N_BATCH = 64, LEN = 75, NEW = 24, N_PROMPTS = 20 };
 #else
-enum { N_BATCH = 64, LEN = 75, NEW = 24 };
+enum { N_BATCH = 64, LEN = 75, NEW = 24, N_PROMPTS = 150 };
 #endif
 
 static void batch(struct rig *g, struct request *want[], struct engine_options o, bool retracts,
@@ -332,7 +334,7 @@ static void test_prefix_hits(void **state)
         request_unref(c);
     }
     unsigned seed = 63; /* many prompts over few tokens, so that most share a part */
-    for (int i = 0; i < 150; i++) {
+    for (int i = 0; i < N_PROMPTS; i++) {
         int32_t n = 1 + rand_r(&seed) % 60;
         struct request *a = make(0, n, 1), *b = make(0, n, 1);
         for (int32_t k = 0; k < n; k++) a->prompt[k] = b->prompt[k] = 100 + (k < 40 ? k / 16 * (int)(rand_r(&seed) % 2) : k);
