@@ -3,8 +3,8 @@
  *
  * A zeroed struct is a valid empty buffer whose maximum is BUF_MAX.  `data` is NUL-terminated after
  * the first successful call, so it can be used as a C string; it is NULL before.  An append that
- * fails (over `max`, or no memory) changes nothing and latches `failed`, so that a writer may append
- * many times and look once at the end.
+ * fails (over `max`, or no memory) changes nothing and latches `failed`, so that a writer may
+ * append many times and look once at the end.
  */
 #ifndef BASE_BUF_H
 #define BASE_BUF_H

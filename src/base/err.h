@@ -12,17 +12,17 @@
 #define BASE_ERR_H
 
 /*       id           name            HTTP status */
-#define ERR_LIST(X)                                                                                \
-    X(OK,             "ok",            200)                                                        \
-    X(ERR_INPUT,      "bad input",     400)                                                        \
-    X(ERR_NOTFOUND,   "not found",     404)                                                        \
-    X(ERR_TOOBIG,     "too large",     413)                                                        \
-    X(ERR_STATE,      "wrong state",   400)                                                        \
-    X(ERR_IO,         "input/output",  400)                                                        \
-    X(ERR_UNSUPPORTED,"unsupported",   400)                                                        \
-    X(ERR_NOMEM,      "out of memory", 503)                                                        \
-    X(ERR_BUSY,       "busy",          503)                                                        \
-    X(ERR_SYSTEM,     "system",        500)
+#define ERR_LIST(X)                        \
+    X(OK, "ok", 200)                       \
+    X(ERR_INPUT, "bad input", 400)         \
+    X(ERR_NOTFOUND, "not found", 404)      \
+    X(ERR_TOOBIG, "too large", 413)        \
+    X(ERR_STATE, "wrong state", 400)       \
+    X(ERR_IO, "input/output", 400)         \
+    X(ERR_UNSUPPORTED, "unsupported", 400) \
+    X(ERR_NOMEM, "out of memory", 503)     \
+    X(ERR_BUSY, "busy", 503)               \
+    X(ERR_SYSTEM, "system", 500)
 
 typedef enum {
 #define X(id, name, http) id,

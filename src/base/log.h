@@ -1,4 +1,5 @@
-/* log.h - one line per event on stderr; thread-safe.  Levels: 0 error, 1 warning, 2 info, 3 debug. */
+/* log.h - one line per event on stderr; thread-safe.  Levels: 0 error, 1 warning, 2 info, 3 debug.
+ */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
 

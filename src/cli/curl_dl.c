@@ -12,9 +12,9 @@ err_t curl_dl_open(struct curl_dl *c, struct err *e)
         return err_set(e, ERR_NOTFOUND, "libcurl.so.4 was not found (Debian package libcurl4)");
     const char *missing = NULL;
     void *p;
-#define X(member, symbol)                                                                          \
-    p = dlsym(got.handle, #symbol);                                                                \
-    if (!p) missing = #symbol;                                                                     \
+#define X(member, symbol)           \
+    p = dlsym(got.handle, #symbol); \
+    if (!p) missing = #symbol;      \
     memcpy(&got.member, &p, sizeof p);
     CURL_DL_LIST(X)
 #undef X

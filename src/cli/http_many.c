@@ -80,7 +80,8 @@ static bool go(struct run *r)
     while (r->left > 0) {
         int running = 0;
         if (r->c->multi_perform(r->multi, &running) != CURLM_OK || !collect(r)) return false;
-        if (r->left > 0 && r->c->multi_poll(r->multi, NULL, 0, 1000, NULL) != CURLM_OK) return false;
+        if (r->left > 0 && r->c->multi_poll(r->multi, NULL, 0, 1000, NULL) != CURLM_OK)
+            return false;
     }
     return true;
 }

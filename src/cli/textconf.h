@@ -1,9 +1,9 @@
 /*
  * textconf.h - what tokenizer_config.json says beside the tokenizer: chat template, special tokens.
  *
- * The template is chat_template.jinja if that file is there, else `chat_template` (a string, or a list of
- * {name, template}, of which `default` is taken).  Token fields may be strings or objects with `content`.
- * A folder without tokenizer_config.json is fine: no template, no special tokens.
+ * The template is chat_template.jinja if that file is there, else `chat_template` (a string, or a
+ * list of {name, template}, of which `default` is taken).  Token fields may be strings or objects
+ * with `content`. A folder without tokenizer_config.json is fine: no template, no special tokens.
  */
 #ifndef CLI_TEXTCONF_H
 #define CLI_TEXTCONF_H

@@ -1,8 +1,8 @@
 /*
  * internal.h - the engine's own state, for the files of src/engine alone.
  *
- * Threads: `lock` guards the inbox, the rid table, the names and the published numbers.  Everything under
- * "engine thread" is touched by that thread only, without a lock.
+ * Threads: `lock` guards the inbox, the rid table, the names and the published numbers.  Everything
+ * under "engine thread" is touched by that thread only, without a lock.
  */
 #ifndef ENGINE_INTERNAL_H
 #define ENGINE_INTERNAL_H
@@ -47,7 +47,7 @@ struct engine {
     struct msg *first, *last;
     struct rid_entry *rids[RID_BUCKETS];
     int32_t in_flight; /* submitted and not ended */
-    int32_t blocking; /* callers inside a blocking call */
+    int32_t blocking;  /* callers inside a blocking call */
     bool updating, stopping, ended;
     int64_t stop_at; /* clock_ns: when a stopping engine aborts what is left */
     char *weight_version, *model_path;
@@ -82,8 +82,8 @@ void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, cons
 err_t engine_call(struct engine *e, struct msg *m, struct err *err);
 void engine_answer(struct engine *e, struct msg *m, err_t rc, const char *text);
 void engine_abort_where(struct engine *e, const char *prefix, const struct request *one);
-void rid_add(struct engine *e, struct rid_entry *x);      /* lock held */
-bool rid_known(const struct engine *e, const char *rid);  /* lock held */
+void rid_add(struct engine *e, struct rid_entry *x);        /* lock held */
+bool rid_known(const struct engine *e, const char *rid);    /* lock held */
 void rid_remove(struct engine *e, const struct request *r); /* lock held */
 /* step.c */
 err_t step_buffers(struct engine *e, struct err *err);

@@ -9,7 +9,8 @@ static void failure_links(int32_t *failure, const char *s, size_t n)
     failure[0] = 0;
     int32_t k = 0;
     for (size_t i = 1; i < n; i++) {
-        while (k > 0 && s[i] != s[k]) k = failure[k - 1];
+        while (k > 0 && s[i] != s[k])
+            k = failure[k - 1];
         if (s[i] == s[k]) k++;
         failure[i] = k;
     }
@@ -49,13 +50,15 @@ static bool feed(struct seq *q, int32_t i, char c)
     const char *s = q->r->stops[i];
     const int32_t *fail = q->fail + q->fail_at[i];
     int32_t k = q->stop_state[i];
-    while (k > 0 && s[k] != c) k = fail[k - 1];
+    while (k > 0 && s[k] != c)
+        k = fail[k - 1];
     if (s[k] == c) k++;
     q->stop_state[i] = k;
     return (size_t)k == q->r->stop_bytes[i];
 }
 
-/* Run the automata over the new text.  Returns the stop that matched, or -1; *end is where it ends. */
+/* Run the automata over the new text.  Returns the stop that matched, or -1; *end is where it ends.
+ */
 static int32_t scan_stops(struct seq *q, size_t *end)
 {
     struct request *r = q->r;
@@ -166,9 +169,9 @@ finish_t output_token(struct seq *q, const struct sample_output *o, const struct
     pthread_mutex_lock(&r->lock);
     finish_t f = append_id(q, o) ? FINISH_NONE : FINISH_ABORT;
     if (f == FINISH_NONE) {
-        bool stop = r->n_output > r->min_new_tokens &&
-                    (holds(r->stop_ids, r->n_stop_ids, o->id) ||
-                     (!r->ignore_eos && holds(c->eos, c->n_eos, o->id)));
+        bool stop =
+            r->n_output > r->min_new_tokens && (holds(r->stop_ids, r->n_stop_ids, o->id) ||
+                                                (!r->ignore_eos && holds(c->eos, c->n_eos, o->id)));
         f = append_text(q, o->id, stop);
         if (f == FINISH_NONE && stop) {
             f = FINISH_STOP_ID;
@@ -206,7 +209,9 @@ int32_t output_barred(const struct seq *q, const struct config *c, int32_t *to)
     const struct request *r = q->r;
     int32_t n = 0;
     if (r->n_output >= r->min_new_tokens) return 0;
-    for (int32_t i = 0; !r->ignore_eos && i < c->n_eos; i++) to[n++] = c->eos[i];
-    for (int32_t i = 0; i < r->n_stop_ids; i++) to[n++] = r->stop_ids[i];
+    for (int32_t i = 0; !r->ignore_eos && i < c->n_eos; i++)
+        to[n++] = c->eos[i];
+    for (int32_t i = 0; i < r->n_stop_ids; i++)
+        to[n++] = r->stop_ids[i];
     return n;
 }

@@ -1,9 +1,10 @@
 /*
  * output.h - what a drawn token does to its request: ids, logprobs, text, stop or go on.
  *
- * Stop strings run as one automaton each (Knuth, Morris, Pratt) over the bytes of the text, so a token costs
- * its bytes times the number of stops, whatever their length; the longest partial match is what is
- * held back from the client.  Of several matches the one that ends first wins, then the longest.
+ * Stop strings run as one automaton each (Knuth, Morris, Pratt) over the bytes of the text, so a
+ * token costs its bytes times the number of stops, whatever their length; the longest partial match
+ * is what is held back from the client.  Of several matches the one that ends first wins, then the
+ * longest.
  */
 #ifndef ENGINE_OUTPUT_H
 #define ENGINE_OUTPUT_H

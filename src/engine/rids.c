@@ -7,7 +7,8 @@
 static unsigned rid_bucket(const char *rid)
 {
     uint32_t h = 2166136261u;
-    for (; *rid; rid++) h = (h ^ (unsigned char)*rid) * 16777619u;
+    for (; *rid; rid++)
+        h = (h ^ (unsigned char)*rid) * 16777619u;
     return h % RID_BUCKETS;
 }
 
@@ -29,7 +30,8 @@ void rid_add(struct engine *e, struct rid_entry *x)
 void rid_remove(struct engine *e, const struct request *r)
 {
     struct rid_entry **at = &e->rids[rid_bucket(r->rid)];
-    while (*at && (*at)->r != r) at = &(*at)->next;
+    while (*at && (*at)->r != r)
+        at = &(*at)->next;
     struct rid_entry *x = *at;
     if (!x) return;
     *at = x->next;

@@ -23,7 +23,8 @@ struct pages *pages_new(int32_t n, pages_clear_fn *clear, void *ctx)
     p->n = p->n_free = n;
     p->clear = clear;
     p->ctx = ctx;
-    for (int32_t i = 0; i < n; i++) p->free_ids[i] = n - 1 - i;
+    for (int32_t i = 0; i < n; i++)
+        p->free_ids[i] = n - 1 - i;
     return p;
 }
 

@@ -1,9 +1,10 @@
 /*
  * pages.h - a pool of KV page ids with reference counts.
  *
- * A page has one reference for each sequence whose table names it and one if the prefix tree holds it.
- * The pool knows nothing of the memory behind a page: `clear` is called with each page handed out.
- * Conservation: every page is either on the free list with no references, or not on it with some.
+ * A page has one reference for each sequence whose table names it and one if the prefix tree holds
+ * it. The pool knows nothing of the memory behind a page: `clear` is called with each page handed
+ * out. Conservation: every page is either on the free list with no references, or not on it with
+ * some.
  */
 #ifndef KV_PAGES_H
 #define KV_PAGES_H

@@ -4,8 +4,8 @@
 #include <string.h>
 
 struct radix_node {
-    struct radix_node *parent; /* NULL: a root */
-    struct radix_node *chain;  /* same bucket (roots: next root) */
+    struct radix_node *parent;        /* NULL: a root */
+    struct radix_node *chain;         /* same bucket (roots: next root) */
     struct radix_node *older, *newer; /* LRU list, while evictable */
     uint64_t hash;
     uint64_t tick;  /* last use */
@@ -32,7 +32,8 @@ struct radix *radix_new(struct pages *p, int32_t page_tokens, uint64_t hash_mask
 {
     CHECK(page_tokens > 0);
     size_t n = 16;
-    while (n < (size_t)pages_total(p) * 2) n *= 2;
+    while (n < (size_t)pages_total(p) * 2)
+        n *= 2;
     struct radix *t = mem_alloc(sizeof(*t));
     t->buckets = mem_try_array(n, sizeof(struct radix_node *));
     if (!t->buckets) {
@@ -83,10 +84,14 @@ static struct radix_node *find_child(const struct radix *t, const struct radix_n
 static void unlist(struct radix *t, struct radix_node *n)
 {
     if (!n->listed) return;
-    if (n->older) n->older->newer = n->newer;
-    else t->oldest = n->newer;
-    if (n->newer) n->newer->older = n->older;
-    else t->newest = n->older;
+    if (n->older)
+        n->older->newer = n->newer;
+    else
+        t->oldest = n->newer;
+    if (n->newer)
+        n->newer->older = n->older;
+    else
+        t->newest = n->older;
     n->older = n->newer = NULL;
     n->listed = false;
 }
@@ -99,22 +104,28 @@ static void list_leaf(struct radix *t, struct radix_node *n)
     struct radix_node *after = t->newest;
     if (after && after->tick > n->tick) {
         struct radix_node *before = t->oldest;
-        while (before->tick <= n->tick) before = before->newer;
+        while (before->tick <= n->tick)
+            before = before->newer;
         after = before->older;
     }
     n->older = after;
     n->newer = after ? after->newer : t->oldest;
-    if (n->older) n->older->newer = n;
-    else t->oldest = n;
-    if (n->newer) n->newer->older = n;
-    else t->newest = n;
+    if (n->older)
+        n->older->newer = n;
+    else
+        t->oldest = n;
+    if (n->newer)
+        n->newer->older = n;
+    else
+        t->newest = n;
     n->listed = true;
 }
 
 static void drop_root(struct radix *t, struct radix_node *root)
 {
     struct radix_node **at = &t->roots;
-    while (*at != root) at = &(*at)->chain;
+    while (*at != root)
+        at = &(*at)->chain;
     *at = root->chain;
     mem_free(root->key);
     mem_free(root);
@@ -125,20 +136,24 @@ static void drop_leaf(struct radix *t, struct radix_node *n)
     CHECK(n->locks == 0 && n->n_children == 0 && n->parent);
     unlist(t, n);
     struct radix_node **at = bucket(t, n->hash);
-    while (*at != n) at = &(*at)->chain;
+    while (*at != n)
+        at = &(*at)->chain;
     *at = n->chain;
     pages_unref(t->pages, n->page);
     struct radix_node *parent = n->parent;
     parent->n_children--;
     t->n--;
     mem_free(n);
-    if (parent->parent) list_leaf(t, parent);
-    else if (parent->n_children == 0) drop_root(t, parent);
+    if (parent->parent)
+        list_leaf(t, parent);
+    else if (parent->n_children == 0)
+        drop_root(t, parent);
 }
 
 void radix_clear(struct radix *t)
 {
-    while (radix_evict(t)) {}
+    while (radix_evict(t)) {
+    }
 }
 
 void radix_free(struct radix *t)
@@ -298,7 +313,8 @@ err_t radix_check(const struct radix *t, int32_t *refs, struct err *e)
             if (refs) refs[x->page]++;
         }
     }
-    for (const struct radix_node *r = t->roots; r; r = r->chain) expected += r->n_children;
+    for (const struct radix_node *r = t->roots; r; r = r->chain)
+        expected += r->n_children;
     if (n != t->n || locked != t->n_locked || children + expected != n)
         return err_set(e, ERR_STATE, "tree counts: %d of %d nodes, %d of %d locked, %d children", n,
                        t->n, locked, t->n_locked, children + expected);

@@ -11,8 +11,10 @@ static bool depth_ok(const char *p, size_t n)
     bool in_string = false;
     for (size_t i = 0; i < n; i++) {
         if (in_string) {
-            if (p[i] == '\\') i++;
-            else if (p[i] == '"') in_string = false;
+            if (p[i] == '\\')
+                i++;
+            else if (p[i] == '"')
+                in_string = false;
         } else if (p[i] == '"') {
             in_string = true;
         } else if (p[i] == '[' || p[i] == '{') {
@@ -58,8 +60,10 @@ err_t json_bad(struct err *e, const char *name, const json_t *v, const char *all
         snprintf(text, sizeof text, "an object");
     } else if (!json_is_array(v)) {
         size_t n = json_dumpb(v, text, sizeof text - 1, JSON_ENCODE_ANY);
-        if (n < sizeof text) text[n] = 0;
-        else snprintf(text, sizeof text, "a long string");
+        if (n < sizeof text)
+            text[n] = 0;
+        else
+            snprintf(text, sizeof text, "a long string");
     }
     return err_set(e, ERR_INPUT, "%s: %s is not allowed; must be %s", name, text, allowed);
 }
@@ -87,7 +91,8 @@ err_t json_get_real(const json_t *o, const char *name, double lo, double hi, boo
     snprintf(allowed, sizeof allowed, "a number in %c%g, %g]", open_lo ? '(' : '[', lo, hi);
     if (!json_is_number(v)) return json_bad(e, name, v, allowed);
     double d = json_number_value(v);
-    if (!isfinite(d) || d < lo || d > hi || (open_lo && d <= lo)) return json_bad(e, name, v, allowed);
+    if (!isfinite(d) || d < lo || d > hi || (open_lo && d <= lo))
+        return json_bad(e, name, v, allowed);
     *out = d;
     return OK;
 }

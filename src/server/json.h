@@ -1,9 +1,9 @@
 /*
  * json.h - strict typed readers of JSON fields.
  *
- * A field that is absent or null leaves *out alone.  A wrong type or range is ERR_INPUT and the message
- * names field, value and what is allowed.  Of duplicate keys the last wins.  NaN and Infinity are no
- * JSON and fail the parse; so does nesting deeper than JSON_MAX_DEPTH.
+ * A field that is absent or null leaves *out alone.  A wrong type or range is ERR_INPUT and the
+ * message names field, value and what is allowed.  Of duplicate keys the last wins.  NaN and
+ * Infinity are no JSON and fail the parse; so does nesting deeper than JSON_MAX_DEPTH.
  */
 #ifndef SERVER_JSON_H
 #define SERVER_JSON_H

@@ -24,21 +24,33 @@ static const struct real_row {
 #define N_REALS (sizeof reals / sizeof reals[0])
 
 static const char *const others[] = {
-    "max_new_tokens", "min_new_tokens", "top_k", "stop", "stop_token_ids", "ignore_eos",
-    "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "n", "logit_bias",
-    "sampling_seed", "custom_params", "stream_interval",
+    "max_new_tokens",
+    "min_new_tokens",
+    "top_k",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "no_stop_trim",
+    "n",
+    "logit_bias",
+    "sampling_seed",
+    "custom_params",
+    "stream_interval",
 };
 /* Known to clients, change the result, not served. */
-static const char *const refused[] = {"json_schema",    "regex",           "ebnf",
-                                      "structural_tag", "stop_regex",      "response_format",
-                                      "lora_path",      "custom_logit_processor"};
+static const char *const refused[] = {
+    "json_schema", "regex",           "ebnf",      "structural_tag",
+    "stop_regex",  "response_format", "lora_path", "custom_logit_processor"};
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
 static size_t distance(const char *a, const char *b)
 {
     size_t row[48], n = strlen(b);
     if (strlen(a) > 40 || n > 40) return 99;
-    for (size_t j = 0; j <= n; j++) row[j] = j;
+    for (size_t j = 0; j <= n; j++)
+        row[j] = j;
     for (size_t i = 1; a[i - 1]; i++) {
         size_t diag = row[0];
         row[0] = i;
@@ -63,15 +75,15 @@ static err_t check_keys(const json_t *o, struct err *e)
         const char *near = NULL;
         size_t best = 100;
         for (size_t i = 0; i < N_REALS + COUNT(others) + COUNT(refused); i++) {
-            const char *c = i < N_REALS ? reals[i].name
-                            : i < N_REALS + COUNT(others)
-                                ? others[i - N_REALS]
-                                : refused[i - N_REALS - COUNT(others)];
+            const char *c = i < N_REALS                   ? reals[i].name
+                            : i < N_REALS + COUNT(others) ? others[i - N_REALS]
+                                                          : refused[i - N_REALS - COUNT(others)];
             size_t d = distance(key, c);
             if (d < best) best = d, near = c;
         }
         if (best)
-            return err_set(e, ERR_INPUT, "sampling_params: unknown key \"%.100s\"; nearest is \"%s\"", key,
+            return err_set(e, ERR_INPUT,
+                           "sampling_params: unknown key \"%.100s\"; nearest is \"%s\"", key,
                            near ? near : "temperature");
     }
     return OK;
@@ -81,10 +93,12 @@ static err_t read_stops(const json_t *o, struct request *r, struct err *e)
 {
     const json_t *v = json_field(o, "stop");
     if (!v) return OK;
-    if (!json_is_string(v) && !json_is_array(v)) return json_bad(e, "stop", v, "a string or a list of strings");
+    if (!json_is_string(v) && !json_is_array(v))
+        return json_bad(e, "stop", v, "a string or a list of strings");
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
     if (n > SAMPLING_MAX_STOPS)
-        return err_set(e, ERR_INPUT, "stop: %zu strings, at most %d are allowed", n, SAMPLING_MAX_STOPS);
+        return err_set(e, ERR_INPUT, "stop: %zu strings, at most %d are allowed", n,
+                       SAMPLING_MAX_STOPS);
     r->stops = mem_try_array(n + 1, sizeof *r->stops);
     r->stop_bytes = mem_try_array(n + 1, sizeof *r->stop_bytes);
     if (!r->stops || !r->stop_bytes) return err_set(e, ERR_NOMEM, "stop: out of memory");
@@ -100,7 +114,8 @@ static err_t read_stops(const json_t *o, struct request *r, struct err *e)
     return OK;
 }
 
-static err_t read_stop_ids(const json_t *o, const struct config *cfg, struct request *r, struct err *e)
+static err_t read_stop_ids(const json_t *o, const struct config *cfg, struct request *r,
+                           struct err *e)
 {
     const json_t *v = json_field(o, "stop_token_ids");
     if (!v) return OK;
@@ -121,7 +136,8 @@ static err_t read_bias(const json_t *o, const struct config *cfg, struct request
     size_t n = json_object_size(v);
     if (!n) return OK;
     if (n > (size_t)cfg->vocab_size)
-        return err_set(e, ERR_INPUT, "logit_bias: %zu entries, at most %d are allowed", n, cfg->vocab_size);
+        return err_set(e, ERR_INPUT, "logit_bias: %zu entries, at most %d are allowed", n,
+                       cfg->vocab_size);
     r->bias_ids = mem_try_array(n, sizeof *r->bias_ids);
     r->bias = mem_try_array(n, sizeof *r->bias);
     if (!r->bias_ids || !r->bias) return err_set(e, ERR_NOMEM, "logit_bias: out of memory");
@@ -134,8 +150,10 @@ static err_t read_bias(const json_t *o, const struct config *cfg, struct request
         errno = 0;
         long id = strtol(key, &end, 10);
         if (*key < '0' || *key > '9' || *end || errno || id >= cfg->vocab_size)
-            return err_set(e, ERR_INPUT, "logit_bias: token id \"%.60s\" is not allowed; must be an integer "
-                           "in 0..%d", key, cfg->vocab_size - 1);
+            return err_set(e, ERR_INPUT,
+                           "logit_bias: token id \"%.60s\" is not allowed; must be an integer "
+                           "in 0..%d",
+                           key, cfg->vocab_size - 1);
         double x = json_number_value(b);
         if (!json_is_number(b) || !(fabs(x) <= 1e30))
             return json_bad(e, "logit_bias", b, "a finite number (at most 1e30 in size)");
@@ -150,7 +168,8 @@ static err_t read_bias(const json_t *o, const struct config *cfg, struct request
 
 static void model_defaults(const struct config *c, struct sample_params *sp)
 {
-    if (isfinite(c->gen_temperature) && c->gen_temperature >= 0) sp->temperature = c->gen_temperature;
+    if (isfinite(c->gen_temperature) && c->gen_temperature >= 0)
+        sp->temperature = c->gen_temperature;
     if (c->gen_top_p > 0 && c->gen_top_p <= 1) sp->top_p = c->gen_top_p;
     if (c->gen_min_p >= 0 && c->gen_min_p <= 1) sp->min_p = c->gen_min_p;
     if (c->gen_repetition_penalty > 0 && c->gen_repetition_penalty <= 2)
@@ -164,7 +183,9 @@ static err_t read_numbers(const json_t *o, struct sample_params *sp, struct err 
     for (size_t i = 0; i < N_REALS; i++) {
         float *to = (float *)(void *)((char *)sp + reals[i].offset);
         double d = (double)*to;
-        if ((rc = json_get_real(o, reals[i].name, reals[i].lo, reals[i].hi, reals[i].open_lo, &d, e))) return rc;
+        if ((rc = json_get_real(o, reals[i].name, reals[i].lo, reals[i].hi, reals[i].open_lo, &d,
+                                e)))
+            return rc;
         *to = (float)d;
     }
     if (sp->top_p <= 0) sp->top_p = FLT_MIN; /* a tiny value that a float cannot hold */
@@ -181,7 +202,10 @@ static err_t read_numbers(const json_t *o, struct sample_params *sp, struct err 
 static err_t read_lengths(const json_t *o, enum sampling_api api, struct request *r, struct err *e)
 {
     err_t rc;
-    int64_t max = api == SAMPLING_NATIVE ? 128 : api == SAMPLING_COMPLETION ? 16 : INT32_MAX, min = 0;
+    int64_t max = api == SAMPLING_NATIVE       ? 128
+                  : api == SAMPLING_COMPLETION ? 16
+                                               : INT32_MAX,
+            min = 0;
     if (api == SAMPLING_NATIVE) {
         if (json_is_null(json_object_get(o, "max_new_tokens"))) max = INT32_MAX;
         if ((rc = json_get_int(o, "max_new_tokens", 0, INT32_MAX, &max, e))) return rc;
@@ -194,8 +218,10 @@ static err_t read_lengths(const json_t *o, enum sampling_api api, struct request
         if ((rc = json_get_int(o, "min_tokens", 0, INT32_MAX, &min, e))) return rc;
     }
     if (min > max)
-        return err_set(e, ERR_INPUT, "%s: %lld is not allowed; must be in 0..%lld (the largest length)",
-                       api == SAMPLING_NATIVE ? "min_new_tokens" : "min_tokens", (long long)min, (long long)max);
+        return err_set(e, ERR_INPUT,
+                       "%s: %lld is not allowed; must be in 0..%lld (the largest length)",
+                       api == SAMPLING_NATIVE ? "min_new_tokens" : "min_tokens", (long long)min,
+                       (long long)max);
     r->max_new_tokens = (int32_t)max;
     r->min_new_tokens = (int32_t)min;
     return OK;

@@ -6,8 +6,9 @@
  *     for each id: detok_push(&d, id, &text);     // appends what is complete
  *     detok_end(&d, &text);                       // an unfinished tail becomes U+FFFD
  *
- * The text appended in all equals tokenizer_decode of all ids (case C27).  Bytes that can still become a
- * character are held back (at most 3); invalid ones become U+FFFD as soon as they are known to be.
+ * The text appended in all equals tokenizer_decode of all ids (case C27).  Bytes that can still
+ * become a character are held back (at most 3); invalid ones become U+FFFD as soon as they are
+ * known to be.
  */
 #ifndef TEXT_DETOK_H
 #define TEXT_DETOK_H

@@ -1,5 +1,6 @@
 /*
- * jinja.h - the inside of template.h: arena, values, syntax tree, evaluator.  Not for other modules.
+ * jinja.h - the inside of template.h: arena, values, syntax tree, evaluator.  Not for other
+ * modules.
  *
  * Everything lives in an arena: the tree in the template's, values in the render's.  A failure
  * longjmps to the entry point (jn_fail), which frees the arena; nothing here owns anything else.
@@ -189,14 +190,14 @@ enum jtok {
     T_OP
 };
 enum jop { /* two-byte operators; one-byte ones are their character */
-    O_EQ = 256,
-    O_NE,
-    O_LE,
-    O_GE,
-    O_IDIV,
-    O_POW,
-    O_IN,
-    O_NOTIN
+           O_EQ = 256,
+           O_NE,
+           O_LE,
+           O_GE,
+           O_IDIV,
+           O_POW,
+           O_IN,
+           O_NOTIN
 };
 struct jtoken {
     enum jtok t;
@@ -211,10 +212,40 @@ void jn_lex(struct jctx *c, struct jtokens *out, const char *s, size_t n);
 
 /* --- syntax tree (jinja_parse.c, jinja_stmt.c) --- */
 enum jnode_kind {
-    N_CONST, N_NAME, N_LIST, N_TUPLE, N_DICT, N_ATTR, N_ITEM, N_SLICE, N_CALL, N_FILTER, N_TEST,
-    N_NOT, N_NEG, N_POS, N_AND, N_OR, N_BIN, N_CONCAT, N_CMP, N_COND,
-    N_DATA, N_PRINT, N_IF, N_FOR, N_SET, N_SETBLOCK, N_MACRO, N_BREAK, N_CONTINUE, N_BLOCK,
-    N_FILTERBLOCK, N_WITH, N_CALLBLOCK, N_NSREF
+    N_CONST,
+    N_NAME,
+    N_LIST,
+    N_TUPLE,
+    N_DICT,
+    N_ATTR,
+    N_ITEM,
+    N_SLICE,
+    N_CALL,
+    N_FILTER,
+    N_TEST,
+    N_NOT,
+    N_NEG,
+    N_POS,
+    N_AND,
+    N_OR,
+    N_BIN,
+    N_CONCAT,
+    N_CMP,
+    N_COND,
+    N_DATA,
+    N_PRINT,
+    N_IF,
+    N_FOR,
+    N_SET,
+    N_SETBLOCK,
+    N_MACRO,
+    N_BREAK,
+    N_CONTINUE,
+    N_BLOCK,
+    N_FILTERBLOCK,
+    N_WITH,
+    N_CALLBLOCK,
+    N_NSREF
 };
 /*
  * kid[]: operands in source order.  kw[] with kwname[]: keyword arguments, macro defaults.

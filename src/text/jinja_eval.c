@@ -20,13 +20,13 @@ static struct jv lookup(struct jctx *c, struct jscope *s, struct jv name)
     return jv_undef(name.s, name.n, 0);
 }
 
-void je_args(struct jctx *c, struct jscope *s, const struct jnode *n, size_t first,
-             struct jargs *a)
+void je_args(struct jctx *c, struct jscope *s, const struct jnode *n, size_t first, struct jargs *a)
 {
     *a = (struct jargs){.n = n->n - first, .nkw = n->nkw};
     if (a->n) a->v = jn_alloc(c, a->n * sizeof *a->v);
     if (a->nkw) a->kw = jn_alloc(c, a->nkw * sizeof *a->kw);
-    for (size_t i = 0; i < a->n; i++) a->v[i] = je_eval(c, s, n->kid[first + i]);
+    for (size_t i = 0; i < a->n; i++)
+        a->v[i] = je_eval(c, s, n->kid[first + i]);
     for (size_t i = 0; i < a->nkw; i++)
         a->kw[i] = (struct jpair){n->kwname[i], je_eval(c, s, n->kw[i])};
 }
@@ -70,7 +70,8 @@ static struct jv collection(struct jctx *c, struct jscope *s, const struct jnode
         return d;
     }
     struct jv l = jv_list(c, n->k == N_LIST ? J_LIST : J_TUPLE);
-    for (size_t i = 0; i < n->n; i++) jv_push(c, l.l, je_eval(c, s, n->kid[i]));
+    for (size_t i = 0; i < n->n; i++)
+        jv_push(c, l.l, je_eval(c, s, n->kid[i]));
     return l;
 }
 
@@ -89,14 +90,16 @@ static struct jv sign(struct jctx *c, const struct jnode *n, struct jv v)
 static struct jv concat(struct jctx *c, struct jscope *s, const struct jnode *n)
 {
     struct jbuf b = {0};
-    for (size_t i = 0; i < n->n; i++) jv_print(c, &b, je_eval(c, s, n->kid[i]));
+    for (size_t i = 0; i < n->n; i++)
+        jv_print(c, &b, je_eval(c, s, n->kid[i]));
     return jb_str(&b);
 }
 
 static struct jv slice(struct jctx *c, struct jscope *s, const struct jnode *n)
 {
     struct jv part[4];
-    for (int i = 0; i < 4; i++) part[i] = n->kid[i] ? je_eval(c, s, n->kid[i]) : jv_none();
+    for (int i = 0; i < 4; i++)
+        part[i] = n->kid[i] ? je_eval(c, s, n->kid[i]) : jv_none();
     return jv_slice(c, part[0], part[1], part[2], part[3]);
 }
 
@@ -135,12 +138,8 @@ static struct jv eval(struct jctx *c, struct jscope *s, const struct jnode *n)
     case N_NOT: return jv_bool(!jv_truth(je_eval(c, s, n->kid[0])));
     case N_NEG:
     case N_POS: return sign(c, n, je_eval(c, s, n->kid[0]));
-    case N_AND:
-        a = je_eval(c, s, n->kid[0]);
-        return jv_truth(a) ? je_eval(c, s, n->kid[1]) : a;
-    case N_OR:
-        a = je_eval(c, s, n->kid[0]);
-        return jv_truth(a) ? a : je_eval(c, s, n->kid[1]);
+    case N_AND: a = je_eval(c, s, n->kid[0]); return jv_truth(a) ? je_eval(c, s, n->kid[1]) : a;
+    case N_OR: a = je_eval(c, s, n->kid[0]); return jv_truth(a) ? a : je_eval(c, s, n->kid[1]);
     case N_BIN:
         a = je_eval(c, s, n->kid[0]);
         b = je_eval(c, s, n->kid[1]);

@@ -9,9 +9,9 @@ static void assign(struct jctx *c, struct jscope *s, const struct jnode *t, stru
         return;
     }
     struct jlist *l = jv_iter(c, v);
-    if (l->n != t->n)
-        jn_fail(c, ERR_INPUT, "cannot unpack %zu values into %zu names", l->n, t->n);
-    for (size_t i = 0; i < t->n; i++) assign(c, s, t->kid[i], l->v[i]);
+    if (l->n != t->n) jn_fail(c, ERR_INPUT, "cannot unpack %zu values into %zu names", l->n, t->n);
+    for (size_t i = 0; i < t->n; i++)
+        assign(c, s, t->kid[i], l->v[i]);
 }
 
 static struct jlist *filtered(struct jctx *c, struct jscope *s, const struct jnode *n)
@@ -62,7 +62,8 @@ static void set(struct jctx *c, struct jscope *s, const struct jnode *t, struct 
     struct jnode name = {.k = N_NAME, .line = t->line, .v = t->v};
     struct jv ns = je_eval(c, s, &name);
     if (ns.k != J_NS)
-        jn_fail(c, ERR_INPUT, "'%.*s' is not a namespace", (int)(t->v.n < 80 ? t->v.n : 80), t->v.s);
+        jn_fail(c, ERR_INPUT, "'%.*s' is not a namespace", (int)(t->v.n < 80 ? t->v.n : 80),
+                t->v.s);
     jv_put(c, ns.d, t->kid[0]->v, v);
 }
 
@@ -185,8 +186,7 @@ static enum jflow exec(struct jctx *c, struct jscope *s, const struct jnode *n, 
     case N_CONTINUE: return F_CONTINUE;
     default: break;
     }
-    if (out->n > JN_OUT_MAX)
-        jn_fail(c, ERR_TOOBIG, "output is over %zu MiB", JN_OUT_MAX >> 20);
+    if (out->n > JN_OUT_MAX) jn_fail(c, ERR_TOOBIG, "output is over %zu MiB", JN_OUT_MAX >> 20);
     return F_NEXT;
 }
 

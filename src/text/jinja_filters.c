@@ -5,11 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FILTERS(X)                                                                                 \
-    X(tojson) X(length) X(count) X(trim) X(default) X(d) X(join) X(replace) X(upper) X(lower)      \
-    X(capitalize) X(title) X(list) X(items) X(map) X(selectattr) X(rejectattr) X(select)           \
-    X(reject) X(first) X(last) X(string) X(int) X(float) X(abs) X(round) X(reverse) X(sort)        \
-    X(unique) X(indent) X(safe) X(dictsort) X(min) X(max) X(sum) X(attr)
+#define FILTERS(X)                                                                                \
+    X(tojson)                                                                                     \
+    X(length) X(count) X(trim) X(default) X(d) X(join) X(replace) X(upper) X(lower) X(capitalize) \
+        X(title) X(list) X(items) X(map) X(selectattr) X(rejectattr) X(select) X(reject) X(first) \
+            X(last) X(string) X(int) X(float) X(abs) X(round) X(reverse) X(sort) X(unique)        \
+                X(indent) X(safe) X(dictsort) X(min) X(max) X(sum) X(attr)
 enum {
 #define X(n) F_##n,
     FILTERS(X)
@@ -130,8 +131,10 @@ static void merge(struct jctx *c, struct jpair *p, struct jpair *t, size_t n, bo
         int r = rev ? jv_cmp(c, p[i].k, p[j].k) : jv_cmp(c, p[j].k, p[i].k);
         t[k++] = r == -1 ? p[j++] : p[i++];
     }
-    while (i < h) t[k++] = p[i++];
-    while (j < n) t[k++] = p[j++];
+    while (i < h)
+        t[k++] = p[i++];
+    while (j < n)
+        t[k++] = p[j++];
     memcpy(p, t, n * sizeof *p);
 }
 
@@ -145,7 +148,8 @@ static struct jv sorted(struct jctx *c, struct jv v, bool rev, bool sensitive, s
         p[i] = (struct jpair){fold(c, k, sensitive), l->v[i]};
     }
     merge(c, p, p + l->n, l->n, rev);
-    for (size_t i = 0; i < l->n; i++) jv_push(c, out.l, p[i].v);
+    for (size_t i = 0; i < l->n; i++)
+        jv_push(c, out.l, p[i].v);
     return out;
 }
 
@@ -155,7 +159,8 @@ static struct jv dictsort(struct jctx *c, struct jv v, struct jargs *a)
     struct jargs none = {0};
     struct jv by = jn_arg(a, 1, "by", jv_cstr("key"));
     bool value = by.k == J_STR && jv_is(by, "value");
-    return sorted(c, js_method(c, v, "items", 5, &none), jv_truth(jn_arg(a, 2, "reverse", jv_none())),
+    return sorted(c, js_method(c, v, "items", 5, &none),
+                  jv_truth(jn_arg(a, 2, "reverse", jv_none())),
                   jv_truth(jn_arg(a, 0, "case_sensitive", jv_none())), jv_int(value));
 }
 
@@ -224,7 +229,8 @@ static struct jv indent(struct jctx *c, struct jv v, struct jargs *a)
         jb_put(c, &pad, w.s, w.n);
     else if (!jv_isint(w, &n) || n > 10000)
         jn_fail(c, ERR_INPUT, "indent takes a width up to 10000");
-    for (; n > 0; n--) jb_puts(c, &pad, " ");
+    for (; n > 0; n--)
+        jb_puts(c, &pad, " ");
     for (size_t i = 0, line = 0; i <= s.n; line++) {
         const char *e = i < s.n ? memchr(s.s + i, '\n', s.n - i) : NULL;
         size_t k = e ? (size_t)(e - s.s) : s.n;
@@ -311,7 +317,8 @@ static struct jv reversed(struct jctx *c, struct jv v)
     if (v.k == J_STR) return jv_slice(c, v, jv_none(), jv_none(), jv_int(-1));
     struct jlist *l = jv_iter(c, v);
     struct jv out = jv_list(c, J_LIST);
-    for (size_t i = l->n; i-- > 0;) jv_push(c, out.l, l->v[i]);
+    for (size_t i = l->n; i-- > 0;)
+        jv_push(c, out.l, l->v[i]);
     return out;
 }
 

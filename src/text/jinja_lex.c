@@ -53,7 +53,8 @@ static size_t rstrip(const char *s, size_t n)
 {
     while (n > 0) {
         size_t k = n - 1, used;
-        while (k > 0 && ((unsigned char)s[k] & 0xC0) == 0x80) k--;
+        while (k > 0 && ((unsigned char)s[k] & 0xC0) == 0x80)
+            k--;
         if (!jn_space(jn_cp(s + k, n - k, &used))) break;
         n = k;
     }
@@ -68,7 +69,8 @@ static void data(struct lex *x, size_t end, char sign, bool variable)
         keep = rstrip(s, n);
     } else if (sign != '+' && !variable) {
         size_t bol = n;
-        while (bol > 0 && s[bol - 1] != '\n') bol--;
+        while (bol > 0 && s[bol - 1] != '\n')
+            bol--;
         if ((bol > 0 || x->line_start) && rstrip(s + bol, n - bol) == 0) keep = bol;
     }
     if (keep) emit(x, T_DATA, 0, jv_str(s, keep));
@@ -110,7 +112,8 @@ static size_t escape(struct lex *x, struct jbuf *b, const char *s, size_t n)
     if (ch >= '0' && ch <= '7') {
         size_t i = 1;
         int32_t v = 0;
-        while (i < n && i < 4 && s[i] >= '0' && s[i] <= '7') v = v * 8 + (s[i++] - '0');
+        while (i < n && i < 4 && s[i] >= '0' && s[i] <= '7')
+            v = v * 8 + (s[i++] - '0');
         jb_cp(x->c, b, v);
         return i;
     }
@@ -141,7 +144,8 @@ static void string(struct lex *x)
             i += escape(x, &b, x->s + i, x->n - i);
         } else {
             size_t k = i + 1;
-            while (k < x->n && x->s[k] != q && x->s[k] != '\\') k++;
+            while (k < x->n && x->s[k] != q && x->s[k] != '\\')
+                k++;
             jb_put(x->c, &b, x->s + i, k - i);
             i = k;
         }
@@ -261,7 +265,8 @@ static void inside(struct lex *x, bool block)
             number(x, after_dot);
         } else if (name_char(ch)) {
             size_t i = x->i;
-            while (i < x->n && name_char(x->s[i])) i++;
+            while (i < x->n && name_char(x->s[i]))
+                i++;
             emit(x, T_NAME, 0, jv_str(x->s + x->i, i - x->i));
             move(x, i);
         } else {
@@ -341,8 +346,8 @@ void jn_lex(struct jctx *c, struct jtokens *out, const char *s, size_t n)
     normalise(&x, s, n);
     while (x.i < x.n) {
         size_t i = x.i;
-        while (i < x.n && !(x.s[i] == '{' && i + 1 < x.n && strchr("{%#", x.s[i + 1]) &&
-                            x.s[i + 1]))
+        while (i < x.n &&
+               !(x.s[i] == '{' && i + 1 < x.n && strchr("{%#", x.s[i + 1]) && x.s[i + 1]))
             i++;
         if (i >= x.n) {
             emit(&x, T_DATA, 0, jv_str(x.s + x.i, x.n - x.i));

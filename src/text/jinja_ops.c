@@ -63,7 +63,8 @@ static struct jv repeat(struct jctx *c, struct jv v, int64_t n)
     }
     struct jv out = jv_list(c, v.k);
     for (; n > 0 && v.l->n; n--)
-        for (size_t i = 0; i < v.l->n; i++) jv_push(c, out.l, v.l->v[i]);
+        for (size_t i = 0; i < v.l->n; i++)
+            jv_push(c, out.l, v.l->v[i]);
     return out;
 }
 
@@ -88,8 +89,10 @@ struct jv jv_arith(struct jctx *c, int op, struct jv a, struct jv b)
     }
     if (op == '+' && a.k == b.k && is_seq(a)) {
         struct jv out = jv_list(c, a.k);
-        for (size_t k = 0; k < a.l->n; k++) jv_push(c, out.l, a.l->v[k]);
-        for (size_t k = 0; k < b.l->n; k++) jv_push(c, out.l, b.l->v[k]);
+        for (size_t k = 0; k < a.l->n; k++)
+            jv_push(c, out.l, a.l->v[k]);
+        for (size_t k = 0; k < b.l->n; k++)
+            jv_push(c, out.l, b.l->v[k]);
         return out;
     }
     if (op == '*' && is_seq(a) && jv_isint(b, &j)) return repeat(c, a, j);
@@ -97,18 +100,21 @@ struct jv jv_arith(struct jctx *c, int op, struct jv a, struct jv b)
     if (op == '%' && a.k == J_STR)
         jn_fail(c, ERR_UNSUPPORTED, "'%%' formatting of strings is not supported");
     jn_fail(c, ERR_INPUT, "unsupported operand types for %s: '%s' and '%s'",
-            op == O_IDIV ? "//" : op == O_POW ? "**" : (char[2]){(char)op, 0}, jv_type(a),
-            jv_type(b));
+            op == O_IDIV  ? "//"
+            : op == O_POW ? "**"
+                          : (char[2]){(char)op, 0},
+            jv_type(a), jv_type(b));
 }
 
 static struct jv loop_attr(struct jctx *c, struct jv o, struct jv name)
 {
-    static const char *const names[] = {"index", "index0", "revindex", "revindex0", "first",
-                                        "last", "length", "previtem", "nextitem", "depth",
-                                        "depth0"};
+    static const char *const names[] = {"index",    "index0", "revindex", "revindex0",
+                                        "first",    "last",   "length",   "previtem",
+                                        "nextitem", "depth",  "depth0"};
     const struct jloop *l = o.loop;
     size_t n = l->items->n, i = l->i, k = 0;
-    while (k < 11 && !jv_is(name, names[k])) k++;
+    while (k < 11 && !jv_is(name, names[k]))
+        k++;
     switch (k) {
     case 0: return jv_int((int64_t)i + 1);
     case 1: return jv_int((int64_t)i);
@@ -196,9 +202,11 @@ struct jv jv_slice(struct jctx *c, struct jv o, struct jv a, struct jv b, struct
     }
     struct jlist *l = jv_iter(c, o);
     struct jv out = jv_list(c, o.k == J_STR ? J_LIST : o.k);
-    for (int64_t i = from; step > 0 ? i < to : i > to; i += step) jv_push(c, out.l, l->v[i]);
+    for (int64_t i = from; step > 0 ? i < to : i > to; i += step)
+        jv_push(c, out.l, l->v[i]);
     if (o.k != J_STR) return out;
     struct jbuf s = {0};
-    for (size_t i = 0; i < out.l->n; i++) jb_put(c, &s, out.l->v[i].s, out.l->v[i].n);
+    for (size_t i = 0; i < out.l->n; i++)
+        jb_put(c, &s, out.l->v[i].s, out.l->v[i].n);
     return jb_str(&s);
 }

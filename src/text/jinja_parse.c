@@ -40,8 +40,9 @@ void jp_addkw(struct jparser *p, struct jnode *n, struct jv name, struct jnode *
 
 void jp_unexpected(struct jparser *p, const char *wanted)
 {
-    static const char *const names[] = {"end of template", "text", "{{", "}}", "{%", "%}",
-                                        "name", "string", "integer", "float", "operator"};
+    static const char *const names[] = {
+        "end of template", "text",    "{{",    "}}",      "{%", "%}", "name",
+        "string",          "integer", "float", "operator"};
     const struct jtoken *t = p->t;
     p->c->line = t->line;
     if (t->t == T_NAME)
@@ -91,8 +92,7 @@ void jp_want(struct jparser *p, enum jtok t, const char *what)
 void jp_enter(struct jparser *p)
 {
     p->c->line = p->t->line;
-    if (++p->nest > JN_NEST_MAX)
-        jn_fail(p->c, ERR_INPUT, "nested more than %d deep", JN_NEST_MAX);
+    if (++p->nest > JN_NEST_MAX) jn_fail(p->c, ERR_INPUT, "nested more than %d deep", JN_NEST_MAX);
 }
 
 static struct jnode *pair(struct jparser *p, enum jnode_kind k, struct jnode *a, struct jnode *b)
@@ -147,7 +147,8 @@ static struct jnode *strings(struct jparser *p)
     if (p->t->t != T_STR) return n;
     struct jbuf b = {0};
     jb_put(p->c, &b, n->v.s, n->v.n);
-    for (; p->t->t == T_STR; p->t++) jb_put(p->c, &b, p->t->v.s, p->t->v.n);
+    for (; p->t->t == T_STR; p->t++)
+        jb_put(p->c, &b, p->t->v.s, p->t->v.n);
     n->v = jb_str(&b);
     return n;
 }
@@ -211,7 +212,8 @@ static struct jnode *subscript(struct jparser *p, struct jnode *o)
         return pair(p, N_ITEM, o, part[0]);
     }
     struct jnode *n = pair(p, N_SLICE, o, NULL);
-    for (i = 0; i < 3; i++) jp_add(p, n, part[i]);
+    for (i = 0; i < 3; i++)
+        jp_add(p, n, part[i]);
     return n;
 }
 
@@ -248,8 +250,8 @@ static struct jnode *filter(struct jparser *p, struct jnode *x)
     n->op = jn_filter_id(n->v.s, n->v.n);
     if (n->op < 0) {
         p->c->line = n->line;
-        jn_fail(p->c, ERR_UNSUPPORTED, "no filter named '%.*s'",
-                (int)(n->v.n < 80 ? n->v.n : 80), n->v.s);
+        jn_fail(p->c, ERR_UNSUPPORTED, "no filter named '%.*s'", (int)(n->v.n < 80 ? n->v.n : 80),
+                n->v.s);
     }
     p->t++;
     if (jp_skip_op(p, '(')) call_args(p, n);
@@ -259,7 +261,8 @@ static struct jnode *filter(struct jparser *p, struct jnode *x)
 /* {% set x | f %} and {% filter f %}: filters on the block's text, kid 0 of the innermost is x. */
 struct jnode *jp_filters(struct jparser *p, struct jnode *x)
 {
-    while (jp_skip_op(p, '|')) x = filter(p, x);
+    while (jp_skip_op(p, '|'))
+        x = filter(p, x);
     return x;
 }
 
@@ -325,7 +328,8 @@ static struct jnode *concat(struct jparser *p)
     struct jnode *x = binary(p, 1);
     if (!jp_is_op(p, '~')) return x;
     x = pair(p, N_CONCAT, x, NULL);
-    while (jp_skip_op(p, '~')) jp_add(p, x, binary(p, 1));
+    while (jp_skip_op(p, '~'))
+        jp_add(p, x, binary(p, 1));
     return x;
 }
 
@@ -387,14 +391,16 @@ static struct jnode *not_expr(struct jparser *p)
 static struct jnode *and_expr(struct jparser *p)
 {
     struct jnode *x = not_expr(p);
-    while (jp_skip_name(p, "and")) x = pair(p, N_AND, x, not_expr(p));
+    while (jp_skip_name(p, "and"))
+        x = pair(p, N_AND, x, not_expr(p));
     return x;
 }
 
 static struct jnode *or_expr(struct jparser *p)
 {
     struct jnode *x = and_expr(p);
-    while (jp_skip_name(p, "or")) x = pair(p, N_OR, x, and_expr(p));
+    while (jp_skip_name(p, "or"))
+        x = pair(p, N_OR, x, and_expr(p));
     return x;
 }
 

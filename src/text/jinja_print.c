@@ -28,15 +28,18 @@ void jv_float_repr(double f, char out[40])
     if (ex < -4 || ex >= 16) {
         out[o++] = dig[0];
         if (n > 1) out[o++] = '.';
-        for (int i = 1; i < n; i++) out[o++] = dig[i];
+        for (int i = 1; i < n; i++)
+            out[o++] = dig[i];
         snprintf(out + o, (size_t)(40 - o), "e%c%02d", ex < 0 ? '-' : '+', abs(ex));
         return;
     }
     if (ex < 0) {
         out[o++] = '0';
         out[o++] = '.';
-        for (int i = -1; i > ex; i--) out[o++] = '0';
-        for (int i = 0; i < n; i++) out[o++] = dig[i];
+        for (int i = -1; i > ex; i--)
+            out[o++] = '0';
+        for (int i = 0; i < n; i++)
+            out[o++] = dig[i];
     } else {
         for (int i = 0; i <= ex || i < n; i++) {
             if (i == ex + 1) out[o++] = '.';
@@ -70,7 +73,10 @@ static void repr_str(struct jctx *c, struct jbuf *b, struct jv v)
         else if (printable(cp))
             t[0] = 0;
         else
-            snprintf(t, sizeof t, cp < 256 ? "\\x%02x" : cp < 65536 ? "\\u%04x" : "\\U%08x",
+            snprintf(t, sizeof t,
+                     cp < 256     ? "\\x%02x"
+                     : cp < 65536 ? "\\u%04x"
+                                  : "\\U%08x",
                      (unsigned)cp);
         if (t[0])
             jb_puts(c, b, t);
@@ -186,7 +192,8 @@ static void newline(struct dump *d, int level)
 {
     if (d->indent.k == J_NONE) return;
     jb_puts(d->c, d->b, "\n");
-    for (int i = 0; i < level; i++) jb_put(d->c, d->b, d->indent.s, d->indent.n);
+    for (int i = 0; i < level; i++)
+        jb_put(d->c, d->b, d->indent.s, d->indent.n);
 }
 
 static void dump(struct dump *d, struct jv v, int level);
@@ -208,7 +215,8 @@ static void dump_dict(struct dump *d, const struct jdict *o, int level)
         for (size_t i = 0; i < o->n; i++) {
             size_t k = i;
             jn_charge(d->c, i * 8);
-            for (; k > 0 && jv_cmp(d->c, p[k - 1].k, o->p[i].k) > 0; k--) p[k] = p[k - 1];
+            for (; k > 0 && jv_cmp(d->c, p[k - 1].k, o->p[i].k) > 0; k--)
+                p[k] = p[k - 1];
             p[k] = o->p[i];
         }
     }
@@ -234,8 +242,11 @@ static void dump(struct dump *d, struct jv v, int level)
     case J_INT: jv_print(d->c, d->b, v); break;
     case J_FLOAT:
         jv_float_repr(v.f, t);
-        jb_puts(d->c, d->b, t[0] == 'n' ? "NaN" : t[0] == 'i' ? "Infinity"
-                          : t[1] == 'i' ? "-Infinity" : t);
+        jb_puts(d->c, d->b,
+                t[0] == 'n'   ? "NaN"
+                : t[0] == 'i' ? "Infinity"
+                : t[1] == 'i' ? "-Infinity"
+                              : t);
         break;
     case J_STR: json_str(d, v); break;
     case J_LIST:
@@ -268,7 +279,8 @@ void jv_json(struct jctx *c, struct jbuf *b, struct jv v, const struct jargs *op
     } else if (jv_isint(ind, &n)) {
         struct jbuf sp = {0};
         if (n > 64) jn_fail(c, ERR_INPUT, "tojson: indent %" PRId64 " is over 64", n);
-        for (; n > 0; n--) jb_puts(c, &sp, " ");
+        for (; n > 0; n--)
+            jb_puts(c, &sp, " ");
         d.indent = jb_str(&sp);
     } else if (ind.k != J_NONE) {
         jn_fail(c, ERR_INPUT, "tojson: indent is a '%s'", jv_type(ind));

@@ -47,7 +47,8 @@ static void check_target(struct jparser *p, const struct jnode *t)
 {
     if (t->k == N_NAME) return;
     if (t->k != N_TUPLE) jp_unexpected(p, "a name to assign to");
-    for (size_t i = 0; i < t->n; i++) check_target(p, t->kid[i]);
+    for (size_t i = 0; i < t->n; i++)
+        check_target(p, t->kid[i]);
 }
 
 static struct jnode *for_stmt(struct jparser *p)

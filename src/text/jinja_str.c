@@ -21,7 +21,8 @@ bool jn_space(int32_t cp)
 size_t jn_cp_len(const char *s, size_t n)
 {
     size_t k = 0;
-    for (size_t i = 0; i < n; i++) k += ((unsigned char)s[i] & 0xC0) != 0x80;
+    for (size_t i = 0; i < n; i++)
+        k += ((unsigned char)s[i] & 0xC0) != 0x80;
     return k;
 }
 
@@ -30,7 +31,8 @@ size_t jn_cp_off(const char *s, size_t n, size_t cp)
     size_t i = 0;
     while (i < n && cp--) {
         i++;
-        while (i < n && ((unsigned char)s[i] & 0xC0) == 0x80) i++;
+        while (i < n && ((unsigned char)s[i] & 0xC0) == 0x80)
+            i++;
     }
     return i;
 }
@@ -55,10 +57,12 @@ struct jv js_strip(struct jctx *c, struct jv s, struct jv chars, bool left, bool
     size_t a = 0, b = s.n, used;
     if (chars.k != J_STR && chars.k != J_NONE)
         jn_fail(c, ERR_INPUT, "strip takes a string, not '%s'", jv_type(chars));
-    while (left && a < b && strips(jn_cp(s.s + a, b - a, &used), chars)) a += used;
+    while (left && a < b && strips(jn_cp(s.s + a, b - a, &used), chars))
+        a += used;
     while (right && b > a) {
         size_t k = b - 1;
-        while (k > a && ((unsigned char)s.s[k] & 0xC0) == 0x80) k--;
+        while (k > a && ((unsigned char)s.s[k] & 0xC0) == 0x80)
+            k--;
         if (!strips(jn_cp(s.s + k, b - k, &used), chars)) break;
         b = k;
     }
@@ -81,8 +85,10 @@ struct jv js_case(struct jctx *c, struct jv s, char mode)
         if (sharp)
             jb_puts(c, &b, mode == 'u' ? "SS" : "Ss");
         else
-            jb_cp(c, &b, !up ? utf8proc_tolower(cp)
-                             : mode == 'u' ? utf8proc_toupper(cp) : utf8proc_totitle(cp));
+            jb_cp(c, &b,
+                  !up           ? utf8proc_tolower(cp)
+                  : mode == 'u' ? utf8proc_toupper(cp)
+                                : utf8proc_totitle(cp));
         bool cased = utf8proc_toupper(cp) != cp || utf8proc_tolower(cp) != cp || cp == 0xDF;
         start = mode == 't' ? !cased : mode == 'j' ? word_break(cp) : false;
     }
@@ -131,10 +137,12 @@ static struct jv split(struct jctx *c, struct jv s, struct jv sep, int64_t max)
     size_t i = 0, used;
     if (sep.k == J_NONE) {
         for (;;) {
-            while (i < s.n && jn_space(jn_cp(s.s + i, s.n - i, &used))) i += used;
+            while (i < s.n && jn_space(jn_cp(s.s + i, s.n - i, &used)))
+                i += used;
             if (i >= s.n) return out;
             size_t k = i;
-            while (k < s.n && !jn_space(jn_cp(s.s + k, s.n - k, &used))) k += used;
+            while (k < s.n && !jn_space(jn_cp(s.s + k, s.n - k, &used)))
+                k += used;
             if (max-- == 0) {
                 jv_push(c, out.l, jv_str(s.s + i, s.n - i)); /* trailing space stays */
                 return out;
@@ -174,7 +182,8 @@ static struct jv rsplit(struct jctx *c, struct jv s, struct jv sep, int64_t max)
         end = at;
     }
     jv_push(c, rev.l, jv_str(s.s, end));
-    for (size_t i = rev.l->n; i-- > 0;) jv_push(c, out.l, rev.l->v[i]);
+    for (size_t i = rev.l->n; i-- > 0;)
+        jv_push(c, out.l, rev.l->v[i]);
     return out;
 }
 
@@ -255,17 +264,44 @@ static bool all_class(struct jv s, char what)
     return what == 'u' || what == 'l' ? cased : s.n > 0;
 }
 
-enum { M_SPLIT, M_RSPLIT, M_STRIP, M_LSTRIP, M_RSTRIP, M_STARTS, M_ENDS, M_UPPER, M_LOWER, M_TITLE,
-       M_CAP, M_REPLACE, M_FIND, M_RFIND, M_JOIN, M_FORMAT, M_COUNT, M_LINES, M_DIGIT, M_ALPHA,
-       M_ALNUM, M_SPACE, M_ISUPPER, M_ISLOWER, M_RMPRE, M_RMSUF, M_INDEX, M_END };
+enum {
+    M_SPLIT,
+    M_RSPLIT,
+    M_STRIP,
+    M_LSTRIP,
+    M_RSTRIP,
+    M_STARTS,
+    M_ENDS,
+    M_UPPER,
+    M_LOWER,
+    M_TITLE,
+    M_CAP,
+    M_REPLACE,
+    M_FIND,
+    M_RFIND,
+    M_JOIN,
+    M_FORMAT,
+    M_COUNT,
+    M_LINES,
+    M_DIGIT,
+    M_ALPHA,
+    M_ALNUM,
+    M_SPACE,
+    M_ISUPPER,
+    M_ISLOWER,
+    M_RMPRE,
+    M_RMSUF,
+    M_INDEX,
+    M_END
+};
 
 static int method_id(const char *name, size_t n)
 {
     static const char *const names[] = {
-        "split", "rsplit", "strip", "lstrip", "rstrip", "startswith", "endswith", "upper", "lower",
-        "title", "capitalize", "replace", "find", "rfind", "join", "format", "count", "splitlines",
-        "isdigit", "isalpha", "isalnum", "isspace", "isupper", "islower", "removeprefix",
-        "removesuffix", "index"};
+        "split",   "rsplit",  "strip",   "lstrip",       "rstrip",       "startswith", "endswith",
+        "upper",   "lower",   "title",   "capitalize",   "replace",      "find",       "rfind",
+        "join",    "format",  "count",   "splitlines",   "isdigit",      "isalpha",    "isalnum",
+        "isspace", "isupper", "islower", "removeprefix", "removesuffix", "index"};
     for (int i = 0; i < M_END; i++)
         if (jv_is(jv_str(name, n), names[i])) return i;
     return -1;
@@ -280,7 +316,8 @@ bool js_has_method(struct jv self, const char *name, size_t n)
             if (jv_is(jv_str(name, n), dict[i])) return true;
     if (self.k == J_LIST || self.k == J_TUPLE)
         return jv_is(jv_str(name, n), "index") || jv_is(jv_str(name, n), "count");
-    return self.k == J_LOOP && (jv_is(jv_str(name, n), "cycle") || jv_is(jv_str(name, n), "changed"));
+    return self.k == J_LOOP &&
+           (jv_is(jv_str(name, n), "cycle") || jv_is(jv_str(name, n), "changed"));
 }
 
 static struct jv lines(struct jctx *c, struct jv s)
@@ -314,7 +351,8 @@ static struct jv count(struct jctx *c, struct jv s, struct jv w)
     int64_t k = 0;
     if (!w.n) return jv_int((int64_t)jn_cp_len(s.s, s.n) + 1);
     const char *p;
-    for (size_t i = 0; (p = find(c, s, i, w)) != NULL; k++) i = (size_t)(p - s.s) + w.n;
+    for (size_t i = 0; (p = find(c, s, i, w)) != NULL; k++)
+        i = (size_t)(p - s.s) + w.n;
     return jv_int(k);
 }
 
@@ -388,7 +426,8 @@ static struct jv loop_method(struct jctx *c, struct jloop *l, struct jv name, st
         return a->v[l->i % a->n];
     }
     struct jv t = jv_list(c, J_TUPLE);
-    for (size_t i = 0; i < a->n; i++) jv_push(c, t.l, a->v[i]);
+    for (size_t i = 0; i < a->n; i++)
+        jv_push(c, t.l, a->v[i]);
     bool changed = !l->has_changed || !jv_eq(c, l->last_changed, t);
     l->has_changed = true;
     l->last_changed = t;

@@ -4,18 +4,55 @@
 #include <string.h>
 #include <time.h>
 
-enum { T_DEFINED, T_UNDEFINED, T_NONE, T_STRING, T_MAPPING, T_ITERABLE, T_SEQUENCE, T_NUMBER,
-       T_INTEGER, T_FLOATT, T_BOOLEAN, T_TRUE, T_FALSE, T_EQ, T_EQ2, T_EQ3, T_NE, T_NE2, T_LT,
-       T_LT2, T_GT, T_GT2, T_LE, T_LE2, T_GE, T_GE2, T_IN, T_ODD, T_EVEN, T_DIVISIBLE, T_CALLABLE,
-       T_LOWER, T_UPPER, T_SAME, T_LT3, T_GT3, T_COUNT };
+enum {
+    T_DEFINED,
+    T_UNDEFINED,
+    T_NONE,
+    T_STRING,
+    T_MAPPING,
+    T_ITERABLE,
+    T_SEQUENCE,
+    T_NUMBER,
+    T_INTEGER,
+    T_FLOATT,
+    T_BOOLEAN,
+    T_TRUE,
+    T_FALSE,
+    T_EQ,
+    T_EQ2,
+    T_EQ3,
+    T_NE,
+    T_NE2,
+    T_LT,
+    T_LT2,
+    T_GT,
+    T_GT2,
+    T_LE,
+    T_LE2,
+    T_GE,
+    T_GE2,
+    T_IN,
+    T_ODD,
+    T_EVEN,
+    T_DIVISIBLE,
+    T_CALLABLE,
+    T_LOWER,
+    T_UPPER,
+    T_SAME,
+    T_LT3,
+    T_GT3,
+    T_COUNT
+};
 
 int jn_test_id(const char *name, size_t n)
 {
     static const char *const names[] = {
-        "defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "number",
-        "integer", "float", "boolean", "true", "false", "eq", "equalto", "==", "ne", "!=", "lt",
-        "<", "gt", ">", "le", "<=", "ge", ">=", "in", "odd", "even", "divisibleby", "callable",
-        "lower", "upper", "sameas", "lessthan", "greaterthan"};
+        "defined",  "undefined", "none",    "string", "mapping",  "iterable",
+        "sequence", "number",    "integer", "float",  "boolean",  "true",
+        "false",    "eq",        "equalto", "==",     "ne",       "!=",
+        "lt",       "<",         "gt",      ">",      "le",       "<=",
+        "ge",       ">=",        "in",      "odd",    "even",     "divisibleby",
+        "callable", "lower",     "upper",   "sameas", "lessthan", "greaterthan"};
     for (int i = 0; i < T_COUNT; i++)
         if (jv_is(jv_str(name, n), names[i])) return i;
     return -1;
@@ -81,7 +118,8 @@ bool jn_test(struct jctx *c, int id, struct jv v, struct jargs *a)
     case T_LOWER:
     case T_UPPER: {
         struct jargs none = {0};
-        return jv_truth(js_method(c, jv_tostr(c, v), id == T_LOWER ? "islower" : "isupper", 7, &none));
+        return jv_truth(
+            js_method(c, jv_tostr(c, v), id == T_LOWER ? "islower" : "isupper", 7, &none));
     }
     case T_SAME: return same(c, v, x);
     default: return ordered(c, id, v, x);
@@ -153,7 +191,8 @@ static struct jv make_dict(struct jctx *c, struct jargs *a, enum jkind k)
             jv_put(c, d.d, kv->v[0], kv->v[1]);
         }
     }
-    for (size_t i = 0; i < a->nkw; i++) jv_put(c, d.d, a->kw[i].k, a->kw[i].v);
+    for (size_t i = 0; i < a->nkw; i++)
+        jv_put(c, d.d, a->kw[i].k, a->kw[i].v);
     return d;
 }
 

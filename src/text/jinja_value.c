@@ -86,13 +86,34 @@ void jb_puts(struct jctx *c, struct jbuf *b, const char *s)
     jb_put(c, b, s, strlen(s));
 }
 
-struct jv jb_str(const struct jbuf *b) { return jv_str(b->p ? b->p : "", b->n); }
-struct jv jv_none(void) { return (struct jv){.k = J_NONE}; }
-struct jv jv_bool(bool b) { return (struct jv){.k = J_BOOL, .b = b}; }
-struct jv jv_int(int64_t i) { return (struct jv){.k = J_INT, .i = i}; }
-struct jv jv_float(double f) { return (struct jv){.k = J_FLOAT, .f = f}; }
-struct jv jv_str(const char *s, size_t n) { return (struct jv){.k = J_STR, .s = s, .n = n}; }
-struct jv jv_cstr(const char *s) { return jv_str(s, strlen(s)); }
+struct jv jb_str(const struct jbuf *b)
+{
+    return jv_str(b->p ? b->p : "", b->n);
+}
+struct jv jv_none(void)
+{
+    return (struct jv){.k = J_NONE};
+}
+struct jv jv_bool(bool b)
+{
+    return (struct jv){.k = J_BOOL, .b = b};
+}
+struct jv jv_int(int64_t i)
+{
+    return (struct jv){.k = J_INT, .i = i};
+}
+struct jv jv_float(double f)
+{
+    return (struct jv){.k = J_FLOAT, .f = f};
+}
+struct jv jv_str(const char *s, size_t n)
+{
+    return (struct jv){.k = J_STR, .s = s, .n = n};
+}
+struct jv jv_cstr(const char *s)
+{
+    return jv_str(s, strlen(s));
+}
 
 struct jv jv_undef(const char *name, size_t n, int owner)
 {
@@ -193,9 +214,9 @@ bool jv_is(struct jv v, const char *s)
 
 const char *jv_type(struct jv v)
 {
-    static const char *const names[] = {"Undefined", "NoneType", "bool", "int", "float", "str",
-                                        "list", "tuple", "dict", "Namespace", "function", "Macro",
-                                        "LoopContext", "method"};
+    static const char *const names[] = {
+        "Undefined", "NoneType", "bool",      "int",      "float", "str",         "list",
+        "tuple",     "dict",     "Namespace", "function", "Macro", "LoopContext", "method"};
     return names[v.k];
 }
 
@@ -255,7 +276,8 @@ bool jv_eq(struct jctx *c, struct jv a, struct jv b)
     case J_LIST:
     case J_TUPLE:
         same = a.l->n == b.l->n;
-        for (size_t k = 0; same && k < a.l->n; k++) same = jv_eq(c, a.l->v[k], b.l->v[k]);
+        for (size_t k = 0; same && k < a.l->n; k++)
+            same = jv_eq(c, a.l->v[k], b.l->v[k]);
         break;
     case J_DICT:
         same = a.d->n == b.d->n;
@@ -321,7 +343,8 @@ struct jlist *jv_iter(struct jctx *c, struct jv v)
             jv_push(c, out.l, jv_str(v.s + i, used));
         }
     } else if (v.k == J_DICT) {
-        for (size_t i = 0; i < v.d->n; i++) jv_push(c, out.l, v.d->p[i].k);
+        for (size_t i = 0; i < v.d->n; i++)
+            jv_push(c, out.l, v.d->p[i].k);
     } else if (v.k == J_UNDEF && v.aux) {
         return out.l;
     } else if (v.k != J_UNDEF) {

@@ -1,5 +1,6 @@
 /*
- * tokenizer.h - text to token ids and back, as Hugging Face `tokenizers` does it for byte-level BPE.
+ * tokenizer.h - text to token ids and back, as Hugging Face `tokenizers` does it for byte-level
+ * BPE.
  *
  *     struct tokenizer *t = NULL;
  *     if (tokenizer_load(&t, "model/tokenizer.json", e) != OK) ...
@@ -39,8 +40,8 @@ err_t tokenizer_load(struct tokenizer **out, const char *path, struct err *e) MU
 err_t tokenizer_parse(struct tokenizer **out, const char *json, size_t n, struct err *e) MUST_USE;
 void tokenizer_free(struct tokenizer *t);
 
-/* Append the ids of `text` (n bytes of UTF-8, else ERR_INPUT naming the byte offset).  Special tokens
- * written in the text are recognised, as HF does with add_special_tokens=False. */
+/* Append the ids of `text` (n bytes of UTF-8, else ERR_INPUT naming the byte offset).  Special
+ * tokens written in the text are recognised, as HF does with add_special_tokens=False. */
 err_t tokenizer_encode(const struct tokenizer *t, struct ids *out, const char *text, size_t n,
                        struct err *e) MUST_USE;
 /* Append the bytes of the ids, exactly HF's decode(): invalid UTF-8 becomes U+FFFD as Rust's
@@ -48,8 +49,9 @@ err_t tokenizer_encode(const struct tokenizer *t, struct ids *out, const char *t
 bool tokenizer_decode(const struct tokenizer *t, struct buf *out, const int32_t *ids, size_t n,
                       bool skip_special);
 
-int32_t tokenizer_vocab_size(const struct tokenizer *t);              /* highest id + 1 */
-int32_t tokenizer_id(const struct tokenizer *t, const char *content); /* added or vocab; -1 if none */
+int32_t tokenizer_vocab_size(const struct tokenizer *t); /* highest id + 1 */
+int32_t tokenizer_id(const struct tokenizer *t,
+                     const char *content); /* added or vocab; -1 if none */
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 /* The raw bytes of one token (not NUL-terminated; may be part of a character); NULL for an unknown
  * id.  An added token gives its content.  Borrowed from `t`. */

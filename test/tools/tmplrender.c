@@ -52,7 +52,8 @@ int main(int argc, char **argv)
         if (f) fclose(f);
         return 2;
     }
-    while ((n = fread(t, 1, sizeof t, f)) > 0) buf_put(&src, t, n);
+    while ((n = fread(t, 1, sizeof t, f)) > 0)
+        buf_put(&src, t, n);
     fclose(f);
     err_t r = one(src.data ? src.data : "", src.len, vars, &out, &e);
     if (r == OK)

@@ -110,9 +110,12 @@ static void pool_runs_each_index_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(buf_grows_and_keeps_its_maximum), cmocka_unit_test(buf_survives_no_memory),
-        cmocka_unit_test(sizes_are_checked),               cmocka_unit_test(errors_gather_context),
-        cmocka_unit_test(short_reads_are_named),           cmocka_unit_test(pool_runs_each_index_once),
+        cmocka_unit_test(buf_grows_and_keeps_its_maximum),
+        cmocka_unit_test(buf_survives_no_memory),
+        cmocka_unit_test(sizes_are_checked),
+        cmocka_unit_test(errors_gather_context),
+        cmocka_unit_test(short_reads_are_named),
+        cmocka_unit_test(pool_runs_each_index_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

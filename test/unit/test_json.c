@@ -24,7 +24,11 @@ static err_t sample(const char *text, struct err *e)
 
 static void test_sampling_table(void **state)
 {
-    static const struct { const char *json; bool ok; const char *says; } rows[] = {
+    static const struct {
+        const char *json;
+        bool ok;
+        const char *says;
+    } rows[] = {
         {"{}", true, ""},
         {"{\"temperature\":NaN}", false, "JSON"},
         {"{\"temperature\":\"nan\"}", false, "temperature"},
@@ -59,14 +63,16 @@ static void test_sampling_table(void **state)
 
 static void test_ids(void **state)
 {
-    static const char *const bad[] = {"{\"i\":[-1]}", "{\"i\":[100]}", "{\"i\":[1.5]}", "{\"i\":[\"1\"]}", "{\"i\":[null]}"};
+    static const char *const bad[] = {"{\"i\":[-1]}", "{\"i\":[100]}", "{\"i\":[1.5]}",
+                                      "{\"i\":[\"1\"]}", "{\"i\":[null]}"};
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct err e = {0};
         int32_t *ids = NULL, n = 0;
         json_t *o = json_parse_object(bad[i], strlen(bad[i]), &e);
         assert_non_null(o);
-        assert_int_equal(json_ids(json_object_get(o, "i"), "input_ids", 100, &ids, &n, &e), ERR_INPUT);
+        assert_int_equal(json_ids(json_object_get(o, "i"), "input_ids", 100, &ids, &n, &e),
+                         ERR_INPUT);
         assert_non_null(strstr(e.msg, "input_ids[0]"));
         json_decref(o);
     }
@@ -84,7 +90,7 @@ static void test_depth(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sampling_table), cmocka_unit_test(test_ids),
-                                       cmocka_unit_test(test_depth)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sampling_table),
+                                       cmocka_unit_test(test_ids), cmocka_unit_test(test_depth)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,10 +23,12 @@ static void put(struct pages *p, struct radix *t, uint64_t epoch, const char *ke
                 const int32_t *ids, int32_t n)
 {
     int32_t pages[64], done;
-    for (int32_t i = 0; i < n; i++) pages[i] = pages_take(p);
+    for (int32_t i = 0; i < n; i++)
+        pages[i] = pages_take(p);
     radix_insert(t, epoch, key, ids, n, pages, &done);
     assert_int_equal(done, n);
-    for (int32_t i = 0; i < n; i++) pages_unref(p, pages[i]);
+    for (int32_t i = 0; i < n; i++)
+        pages_unref(p, pages[i]);
 }
 
 static void test_hits(void **state)
@@ -35,7 +37,8 @@ static void test_hits(void **state)
     struct pages *p = pages_new(64, NULL, NULL);
     struct radix *t = radix_new(p, PT, 0); /* every hash collides */
     int32_t a[48], b[48];
-    for (int32_t i = 0; i < 48; i++) a[i] = i;
+    for (int32_t i = 0; i < 48; i++)
+        a[i] = i;
     put(p, t, 1, NULL, a, 2);
     static const struct {
         int32_t n, pages;
@@ -50,7 +53,8 @@ static void test_hits(void **state)
         b[common[i].equal] += 1000;
         assert_int_equal(hit(t, 1, NULL, b, 48), common[i].pages);
     }
-    for (int32_t i = 0; i < 48; i++) b[i] = a[47 - i];
+    for (int32_t i = 0; i < 48; i++)
+        b[i] = a[47 - i];
     assert_int_equal(hit(t, 1, NULL, b, 48), 0);
     assert_int_equal(hit(t, 2, NULL, a, 48), 0);
     assert_int_equal(hit(t, 1, "", a, 48), 0);
@@ -70,7 +74,8 @@ static void test_lru(void **state)
     struct radix *t = radix_new(p, PT, UINT64_MAX);
     int32_t ids[3][32];
     for (int32_t k = 0; k < 3; k++)
-        for (int32_t i = 0; i < 32; i++) ids[k][i] = k * 100 + i;
+        for (int32_t i = 0; i < 32; i++)
+            ids[k][i] = k * 100 + i;
     put(p, t, 1, NULL, ids[0], 2);
     put(p, t, 1, NULL, ids[1], 2);
     put(p, t, 1, NULL, ids[2], 1);
@@ -78,7 +83,8 @@ static void test_lru(void **state)
     int32_t pages[2], n;
     struct radix_node *locked = radix_match(t, 1, NULL, ids[1], 32, pages, &n);
     radix_lock(t, locked);
-    while (radix_evict(t)) assert_int_equal(radix_check(t, NULL, NULL), OK);
+    while (radix_evict(t))
+        assert_int_equal(radix_check(t, NULL, NULL), OK);
     assert_int_equal(radix_size(t), 2);
     assert_int_equal(radix_evictable(t), 0);
     radix_unlock(t, locked);
@@ -105,16 +111,19 @@ static void test_random(void **state)
         x = x * 1664525u + 1013904223u;
         struct user *q = &u[(x >> 8) % USERS];
         if (q->n_pages) {
-            for (int32_t i = 0; i < q->n_pages; i++) pages_unref(p, q->pages[i]);
+            for (int32_t i = 0; i < q->n_pages; i++)
+                pages_unref(p, q->pages[i]);
             radix_unlock(t, q->node);
             *q = (struct user){0};
         } else {
             int32_t want = (int32_t)((x >> 12) % 8) + 1, done = 0;
-            for (int32_t i = 0; i < want * PT; i++) q->ids[i] = (int32_t)((x >> (i / PT + 16)) & 1);
-            q->node = radix_match(t, 1 + (x >> 30), NULL, q->ids, want * PT - 1, q->pages,
-                                  &q->n_pages);
+            for (int32_t i = 0; i < want * PT; i++)
+                q->ids[i] = (int32_t)((x >> (i / PT + 16)) & 1);
+            q->node =
+                radix_match(t, 1 + (x >> 30), NULL, q->ids, want * PT - 1, q->pages, &q->n_pages);
             radix_lock(t, q->node);
-            for (int32_t i = 0; i < q->n_pages; i++) pages_ref(p, q->pages[i]);
+            for (int32_t i = 0; i < q->n_pages; i++)
+                pages_ref(p, q->pages[i]);
             while (q->n_pages < want) {
                 int32_t page = pages_take(p);
                 if (page < 0 && !radix_evict(t)) break;
@@ -129,13 +138,15 @@ static void test_random(void **state)
         }
         int32_t refs[N] = {0};
         for (int k = 0; k < USERS; k++)
-            for (int32_t i = 0; i < u[k].n_pages; i++) refs[u[k].pages[i]]++;
+            for (int32_t i = 0; i < u[k].n_pages; i++)
+                refs[u[k].pages[i]]++;
         struct err e = {0};
         assert_int_equal(radix_check(t, refs, &e), OK);
         assert_int_equal(pages_check(p, refs, &e), OK);
     }
     for (int k = 0; k < USERS; k++) {
-        for (int32_t i = 0; i < u[k].n_pages; i++) pages_unref(p, u[k].pages[i]);
+        for (int32_t i = 0; i < u[k].n_pages; i++)
+            pages_unref(p, u[k].pages[i]);
         radix_unlock(t, u[k].node);
     }
     radix_free(t);

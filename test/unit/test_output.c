@@ -57,8 +57,8 @@ static void test_stop_strings(void **state)
     static const struct {
         const char *a, *b, *text;
         int matched;
-    } rows[] = {{"DEFGHIJ", NULL, "ABC", 0}, {"FG", NULL, "ABCDE", 0},
-                {"JK", NULL, "ABCDEFGHI", 0}, {"XX", "HI", "ABCDEFG", 1},
+    } rows[] = {{"DEFGHIJ", NULL, "ABC", 0},      {"FG", NULL, "ABCDE", 0},
+                {"JK", NULL, "ABCDEFGHI", 0},     {"XX", "HI", "ABCDEFG", 1},
                 {"JKL", NULL, "ABCDEFGHIJK", -1}, {"FGH", "EFGH", "ABCD", 1}};
     struct err e = {0};
     struct tokenizer *t = NULL;
@@ -91,8 +91,11 @@ static void test_end_tokens(void **state)
     static const struct {
         int32_t min, explicit_id, n, matched;
         bool ignore;
-    } rows[] = {{0, -1, 3, 106, false}, {0, -1, 8, -1, true}, {4, -1, 5, 2, false},
-                {8, -1, 8, -1, false}, {0, 106, 3, 106, true}};
+    } rows[] = {{0, -1, 3, 106, false},
+                {0, -1, 8, -1, true},
+                {4, -1, 5, 2, false},
+                {8, -1, 8, -1, false},
+                {0, 106, 3, 106, true}};
     struct config c = {.eos = {1, 106, 2}, .n_eos = 3};
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct request *r = request_new();

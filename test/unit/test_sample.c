@@ -18,8 +18,13 @@ static struct sample_output go(const struct sample_params *p, uint64_t position,
     float x[V], scratch[V];
     int32_t ids[V];
     struct sample_output out;
-    struct sample_input in = {.target = target, .n_top = 3, .params = p, .output_ids = history,
-                              .n_output = 3, .position = position, .barred = barred,
+    struct sample_input in = {.target = target,
+                              .n_top = 3,
+                              .params = p,
+                              .output_ids = history,
+                              .n_output = 3,
+                              .position = position,
+                              .barred = barred,
                               .n_barred = p && p->n_bias ? 1 : 0};
     memcpy(x, base, sizeof x);
     sample_row(&in, &out, x, V, scratch, ids);
@@ -87,8 +92,8 @@ static void distribution(const struct sample_params *p, unsigned kept)
 static void draws(void **state)
 {
     (void)state;
-    struct sample_params p = {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f,
-                              .seed = 7};
+    struct sample_params p = {
+        .temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .seed = 7};
     distribution(&p, 0xff);
     p.temperature = 0.7f;
     distribution(&p, 0xff);
@@ -105,7 +110,8 @@ static void draws(void **state)
 static void keyed(void **state)
 {
     (void)state;
-    struct sample_params p = {.temperature = 5.0f, .top_p = 1.0f, .repetition_penalty = 1.0f}, q = p;
+    struct sample_params p = {.temperature = 5.0f, .top_p = 1.0f, .repetition_penalty = 1.0f},
+                         q = p;
     int differ = 0;
     q.sample_index = 1;
     for (uint64_t i = 0; i < 64; i++) {
