@@ -12,7 +12,7 @@ struct kernels {
     struct kernel sample_adjust, sample_scan, sample_measure, sample_finish;
 };
 
-static const char *const kv_names[KV_TYPES] = {"bf16", "e4m3"};
+static const char *const kv_names[KV_TYPE_COUNT] = {"bf16", "e4m3"};
 
 static err_t check_shape(const struct kernels_shape *s, struct err *e)
 {
