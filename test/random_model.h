@@ -36,9 +36,8 @@ static inline void random_bf16(uint16_t *w, uint64_t n, uint64_t cols, uint64_t 
     }
 }
 
-/* The store holds the weights on success; the caller frees it. */
-static inline err_t random_model(struct config *c, struct store **store, struct memory memory, int n_layers,
-                                 int n_experts, int vocab, struct err *e)
+static inline err_t random_config(struct config *c, int n_layers, int n_experts, int vocab,
+                                  struct err *e)
 {
     char json[1024];
     snprintf(json, sizeof json,
@@ -53,10 +52,17 @@ static inline err_t random_model(struct config *c, struct store **store, struct 
              "\"decoder_sparse_step\":1,\"mlp_only_layers\":[],\"tie_word_embeddings\":false,"
              "\"eos_token_id\":1}",
              vocab, n_layers, n_experts);
+    return config_parse(c, json, strlen(json), e);
+}
+
+/* The store holds the weights on success; the caller frees it. */
+static inline err_t random_model(struct config *c, struct store **store, struct memory memory,
+                                 int n_layers, int n_experts, int vocab, struct err *e)
+{
     struct slot_spec *specs = NULL;
     struct update *u = NULL;
     size_t n;
-    err_t rc = config_parse(c, json, strlen(json), e);
+    err_t rc = random_config(c, n_layers, n_experts, vocab, e);
     if (rc == OK) rc = model_specs(c, &specs, &n, e);
     if (rc == OK) rc = store_new(store, specs, n, memory, e);
     if (rc == OK) rc = update_begin(&u, *store, e);

@@ -6,7 +6,7 @@
 enum { SIZE_LIMIT = 1 << 20 }; /* of hidden and inner */
 
 /* Panels a task computes, and rows it holds of gate and up at once. */
-enum { BLOCK_PANELS = 4, BLOCK = BLOCK_PANELS * PANEL_ROWS, BLOCK_ROWS = 32 };
+enum { BLOCK_PANELS = 4, BLOCK = BLOCK_PANELS * PANEL_ROWS, BLOCK_ROWS = GEMM_ROWS };
 
 /* Rows that GEMMs read: as they are, and rounded for quantized matrices. */
 struct rows {
