@@ -68,7 +68,7 @@ void xchg_notify(void *ctx)
         queue = ++x->n_done == x->n_slots && !x->stream && !x->replied;
         if (queue) x->building = true;
     }
-    if (x->stream && x->replied) wake_locked(x);
+    if (x->replied && x->stream) wake_locked(x);
     else x->wake = true;
     pthread_mutex_unlock(&x->m);
     if (queue) xchg_queue(x);
@@ -81,8 +81,9 @@ static void left(struct xchg *x)
 {
     pthread_mutex_lock(&x->m);
     x->gone = true;
+    /* Before `submitted` and `replied` a worker may be writing the rest. */
     int32_t n = x->submitted && x->n_done < x->n_slots ? x->n_slots : 0;
-    if (x->stream && x->replied) wake_locked(x);
+    if (x->replied && x->stream) wake_locked(x);
     pthread_mutex_unlock(&x->m);
     for (int32_t i = 0; i < n; i++) engine_abort_request(x->s->engine, x->slots[i].r);
 }
@@ -460,7 +461,6 @@ static void cut_all(struct server *s)
         pthread_mutex_lock(&x->m);
         if (x->suspended) {
             x->cut = true;
-            if (!x->stream) x->replied = true;
             wake_locked(x);
         }
         pthread_mutex_unlock(&x->m);
