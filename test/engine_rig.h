@@ -45,7 +45,7 @@ static inline void rig_open(struct rig *g, const char *dir, struct engine_option
     if (!o.n_kv_pages) o.n_kv_pages = 512;
     if (!o.max_running) o.max_running = 64;
     if (!o.max_step_tokens) o.max_step_tokens = 256;
-    assert_int_equal(test_model_new(&g->t, &g->model, &g->c, g->store, g->pool, o.n_kv_pages,
+    assert_int_equal(test_model_new(&g->t, &g->model, &g->c, g->store, g->pool, o.n_kv_pages, KV_BF16,
                                o.max_step_tokens, g->isa, &e), OK);
     o.config = &g->c;
     o.store = g->store;

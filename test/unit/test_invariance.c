@@ -138,7 +138,7 @@ static void bits_do_not_depend_on_the_batch(void **state)
     bool have = false;
     for (int i = 0; i < (g->t.d ? 2 : N_ISAS); i++) {
         struct model *m;
-        if (test_model_new(&g->t, &m, &g->c, g->store, g->pool, 8 * PAGES, 2048, isas[i], &e) != OK) {
+        if (test_model_new(&g->t, &m, &g->c, g->store, g->pool, 8 * PAGES, KV_BF16, 2048, isas[i], &e) != OK) {
             printf("skip %s: %s\n", isas[i], e.msg);
             continue;
         }
@@ -171,29 +171,39 @@ static double distance(const struct result *a, const struct result *b)
     return sum / (FP8_LEN / 16);
 }
 
+static struct model *fp8_model(struct rig *g, int pages, kv_type_t kv)
+{
+    struct err e = {0};
+    struct model *m;
+    if (test_model_new(&g->t, &m, &g->c, g->store, g->pool, pages, kv, 2048, NULL, &e) != OK)
+        fail_msg("%s", e.msg);
+    return m;
+}
+
 /* K and V in E4M3: the same promises, and results near those of BF16, with the checkpoint's scales or
  * without; scores of a wrongly scaled cache would be far off. */
 static void fp8_kv(void **state)
 {
     struct rig *g = *state;
-    struct err e = {0};
     struct model *m;
     struct result bf16, whole, cut, scaled;
     assert_int_equal(model_kv_page_bytes(&g->c, KV_E4M3) * 2, model_kv_page_bytes(&g->c, KV_BF16));
-    assert_int_equal(model_new(&m, &g->c, g->store, g->pool, PAGES, KV_BF16, 2048, NULL, &e), OK);
+    m = fp8_model(g, PAGES, KV_BF16);
     run(m, FP8_LEN, FP8_LEN, 0, 0, &bf16);
     model_free(m);
-    assert_int_equal(model_new(&m, &g->c, g->store, g->pool, 8 * PAGES, KV_E4M3, 2048, NULL, &e), OK);
+    m = fp8_model(g, 8 * PAGES, KV_E4M3);
     run(m, FP8_LEN, FP8_LEN, 0, 0, &whole);
     run(m, FP8_LEN, 64, 7, 5, &cut);
     assert_true(same(&whole, &cut, FP8_LEN));
     for (int layer = 0; layer < g->c.n_layers; layer++) {
         struct layer_slots l;
         tensors_layer(&l, &g->c, layer);
-        float *scale = (float *)(uintptr_t)store_ptr(g->store, l.kv_scale);
-        scale[0] = 0.037f;
-        scale[1] = 0.0041f;
+        const float scale[2] = {0.037f, 0.0041f};
+        g->t.memory.ops->put(g->t.memory.ctx, (void *)(uintptr_t)store_ptr(g->store, l.kv_scale),
+                             &store_spec(g->store, l.kv_scale)->shape, PART_DATA, 0, 1, scale);
     }
+    model_free(m);
+    m = fp8_model(g, 8 * PAGES, KV_E4M3); /* a model on a GPU reads the scales once an epoch */
     run(m, FP8_LEN, FP8_LEN, 0, 0, &scaled);
     model_free(m);
     double a = distance(&bf16, &whole), b = distance(&bf16, &scaled);
@@ -208,7 +218,7 @@ static void a_batch_dependent_split_is_noticed(void **state)
     struct err e = {0};
     struct model *m;
     struct result whole, cut;
-    assert_int_equal(test_model_new(&g->t, &m, &g->c, g->store, g->pool, PAGES, 2048, NULL, &e), OK);
+    assert_int_equal(test_model_new(&g->t, &m, &g->c, g->store, g->pool, PAGES, KV_BF16, 2048, NULL, &e), OK);
     model_break_invariance(m);
     run(m, LEN, LEN, 0, 0, &whole);
     run(m, LEN, 64, 0, 0, &cut);

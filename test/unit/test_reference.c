@@ -34,7 +34,7 @@ static void load(struct world *w, const char *dir)
     if (folder_store_in(&w->store, &w->c, dir, FORMAT_COUNT, w->t.memory, &e) != OK)
         fail_msg("%s", e.msg);
     w->pool = pool_new(2);
-    if (test_model_new(&w->t, &w->m, &w->c, w->store, w->pool, PAGES, MAX_TOKENS, NULL, &e) != OK)
+    if (test_model_new(&w->t, &w->m, &w->c, w->store, w->pool, PAGES, KV_BF16, MAX_TOKENS, NULL, &e) != OK)
         fail_msg("%s", e.msg);
     for (int i = 0; i < PAGES; i++)
         w->pages[i] = PAGES - 1 - i;
