@@ -17,7 +17,7 @@ struct args {
     struct numerics numerics; /* from the last two */
     int64_t max_new, seed, top_k, threads, context_length;
     double temperature, top_p, min_p;
-    bool chat, ignore_eos;
+    bool chat, ignore_eos, dummy;
 };
 
 #define AT(f) offsetof(struct args, f)
@@ -47,6 +47,8 @@ static const struct opt generate_opts[] = {
      "compute threads [online CPUs]", NULL},
     {"quantization", NULL, OPT_HONOURED, OPT_STRING, AT(quantization), NULL, 0, 0, NULL,
      "format that BF16 projections get while they are loaded [as stored]", NULL},
+    {"dummy", NULL, OPT_HONOURED, OPT_FLAG, AT(dummy), NULL, 0, 0, NULL,
+     "random weights: the folder needs none", NULL},
     {"isa", NULL, OPT_HONOURED, OPT_CHOICE, AT(isa), NULL, 0, 0, "portable|avx2|avx512|neon",
      "kernels [the best]", NULL},
     NUMERICS_OPTS,
@@ -205,6 +207,7 @@ static err_t run(const struct args *a, struct err *e)
                              .chunk = 2048,
                              .threads = a->threads,
                              .isa = a->isa,
+                             .dummy = a->dummy,
                              .quantization = a->quantization,
                              .numerics = a->numerics,
                              .weight_version = "default"};

@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "cli/formats.h"
 #include "weight/plan.h"
+#include "weight/dummy.h"
 #include "weight/update.h"
 #include <inttypes.h>
 #include <pthread.h>
@@ -186,6 +187,21 @@ static err_t plan_weights(struct loaded *l, const struct load_options *o, struct
     return rc;
 }
 
+/* Without a checkpoint: BF16, or what --quantization says. */
+static err_t plan_dummy(struct loaded *l, const struct load_options *o, struct slot_spec *specs,
+                        size_t n, struct err *e)
+{
+    format_t to = FORMAT_BF16;
+    unsigned accept;
+    err_t rc = o->quantization ? load_quantization(&to, &accept, o->quantization, e) : OK;
+    if (rc != OK) return rc;
+    for (size_t i = 0; i < n; i++)
+        if (specs[i].linear) specs[i].shape.format = to;
+    l->stored_bytes = dummy_bytes(specs, n);
+    formats_report(&l->formats, specs, n, NULL);
+    return OK;
+}
+
 /* The store has all sizes; nothing is read into it yet. */
 static err_t make_store(struct loaded *l, const struct load_options *o, struct err *e)
 {
@@ -193,7 +209,7 @@ static err_t make_store(struct loaded *l, const struct load_options *o, struct e
     size_t n = 0;
     err_t rc = model_specs(&l->config, &specs, &n, e);
     if (rc != OK) return rc;
-    rc = plan_weights(l, o, specs, n, e);
+    rc = o->dummy ? plan_dummy(l, o, specs, n, e) : plan_weights(l, o, specs, n, e);
     if (rc == OK) rc = store_new(&l->store, specs, n, load_device_memory(l), e);
     mem_free(specs);
     if (rc == OK) l->weight_bytes = store_bytes(l->store);
@@ -260,7 +276,8 @@ static err_t stage(struct loaded *l, const struct load_options *o, struct update
     pthread_t thread;
     bool watching = o->progress && pthread_create(&thread, NULL, watch_main, &w) == 0;
     int n = l->n_threads < 8 ? l->n_threads : 8;
-    err_t rc = update_stage_dir(u, l->dir, n, &w.progress, e);
+    err_t rc = o->dummy ? dummy_stage(u, 1, n, &w.progress, e)
+                        : update_stage_dir(u, l->dir, n, &w.progress, e);
     if (watching) {
         pthread_mutex_lock(&w.lock);
         w.over = true;

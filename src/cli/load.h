@@ -38,6 +38,7 @@ struct load_options {
     const char *device;                 /* NULL or "auto": a GPU if there is one; "cpu", "cuda" */
     bool no_graphs;                     /* GPU: launch every kernel of every step */
     kv_type_t kv;
+    bool dummy;                         /* random weights; the folder needs none */
     const char *quantization;           /* NULL: as stored; see load_quantization */
     struct numerics numerics;
     const char *weight_version;

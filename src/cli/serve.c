@@ -59,6 +59,7 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .device = a->device,
         .no_graphs = a->no_graphs,
         .kv = strcmp(a->kv_dtype, "fp8_e4m3") == 0 ? KV_E4M3 : KV_BF16,
+        .dummy = strcmp(a->load_format, "dummy") == 0,
         .quantization = a->quantization,
         .numerics = a->numerics,
         .weight_version = a->weight_version,
