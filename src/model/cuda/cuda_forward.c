@@ -7,7 +7,7 @@ static void dense(const struct cuda_slice *s, format_t f, const struct gemm_weig
 {
     struct gemm_args g = {.x = x, .w = w, .out = out, .ldx = k, .ldo = ldo, .k = k, .n = n,
                           .n_groups = 1, .n_rows = s->n, .out_kind = kind, .prefetch = 1};
-    gemm_launch(&s->m->gemm, s->m->q, f, &g, s->n, true);
+    gemm_launch(&s->m->gemm, s->m->q, f, &g, s->n, !s->m->plain);
 }
 
 static void norm(const struct cuda_slice *s, norm_source_t source, size_t slot)
@@ -18,7 +18,7 @@ static void norm(const struct cuda_slice *s, norm_source_t source, size_t slot)
         .row_of = m->row_of, .packed = m->packed, .w = store_ptr(m->store, slot), .out = m->a,
         .n = m->c.hidden_size, .vocab = m->c.vocab_size, .top_k = m->c.top_k, .eps = m->c.rms_norm_eps,
     };
-    kernels_norm(m->kernels, m->q, source, &a, s->n, true);
+    kernels_norm(m->kernels, m->q, source, &a, s->n, !m->plain);
 }
 
 static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t source)
@@ -40,7 +40,7 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
         .v = v_pages, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .eps = c->rms_norm_eps,
         .k_scale = w->k_scale, .v_scale = w->v_scale,
     };
-    kernels_rope(m->kernels, m->q, &r, s->n, true);
+    kernels_rope(m->kernels, m->q, &r, s->n, !m->plain);
     for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
         if (s->n_blocks[kind] == 0) continue;
         struct attn_args a = {
@@ -50,7 +50,7 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
             .group = c->n_heads / c->n_kv_heads, .max_chunks = s->max_chunks,
             .first_chunk = s->first_chunk, .scale = w->k_scale / sqrtf((float)c->head_dim), .v_scale = w->v_scale,
         };
-        kernels_attn(m->kernels, m->q, kind, &a, true);
+        kernels_attn(m->kernels, m->q, kind, &a, !m->plain);
     }
     dense(s, w->o_format, w->o, m->att_o, nq, c->hidden_size, m->y, c->hidden_size, GEMM_F32);
 }
@@ -69,19 +69,19 @@ static void experts(const struct cuda_slice *s, const struct layer_weights *w)
         .n_experts = c->n_experts, .top_k = c->top_k, .n_local = c->n_experts,
         .normalise = c->norm_topk_prob,
     };
-    kernels_route(m->kernels, m->q, &r, true);
+    kernels_route(m->kernels, m->q, &r, !m->plain);
     struct gemm_args up = {
         .x = m->a, .src = m->token_of, .first = m->offsets, .w = w->gate, .up = w->up, .out = m->h,
         .ldx = c->hidden_size, .ldo = c->moe_intermediate_size, .k = c->hidden_size,
         .n = c->moe_intermediate_size, .n_groups = c->n_experts, .out_kind = GEMM_SWIGLU,
     };
-    gemm_launch(&m->gemm, m->q, w->gate_format, &up, rows, true);
+    gemm_launch(&m->gemm, m->q, w->gate_format, &up, rows, !m->plain);
     struct gemm_args down = {
         .x = m->h, .first = m->offsets, .w = w->down, .out = m->expert_out,
         .ldx = c->moe_intermediate_size, .ldo = c->hidden_size, .k = c->moe_intermediate_size,
         .n = c->hidden_size, .n_groups = c->n_experts, .out_kind = GEMM_BF16,
     };
-    gemm_launch(&m->gemm, m->q, w->down_format, &down, rows, true);
+    gemm_launch(&m->gemm, m->q, w->down_format, &down, rows, !m->plain);
 }
 
 /* Leaves its sum in y for the next norm (NORM_ADD). */
@@ -94,7 +94,7 @@ static void dense_mlp(const struct cuda_slice *s, const struct layer_weights *w)
         .ldo = c->intermediate_size, .k = c->hidden_size, .n = c->intermediate_size, .n_groups = 1,
         .n_rows = s->n, .out_kind = GEMM_SWIGLU, .prefetch = 1,
     };
-    gemm_launch(&m->gemm, m->q, w->gate_format, &up, s->n, true);
+    gemm_launch(&m->gemm, m->q, w->gate_format, &up, s->n, !m->plain);
     dense(s, w->down_format, w->down, m->h, c->intermediate_size, c->hidden_size, m->y, c->hidden_size,
           GEMM_F32);
 }
@@ -128,7 +128,7 @@ void cuda_forward(const struct cuda_slice *s)
         .x = m->x, .y = m->y, .expert = m->expert_out, .row_of = m->row_of, .packed = m->packed,
         .w = m->norm, .n = c->hidden_size, .top_k = c->top_k, .eps = c->rms_norm_eps,
     };
-    kernels_norm(m->kernels, m->q, after_mlp(c, c->n_layers - 1), &a, s->n, true);
+    kernels_norm(m->kernels, m->q, after_mlp(c, c->n_layers - 1), &a, s->n, !m->plain);
 }
 
 void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
@@ -137,14 +137,14 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
     const struct config *c = &m->c;
     struct norm_args a = {.x = m->x, .w = m->norm, .out = m->a, .pick = m->dev.pick + row0,
                           .n = c->hidden_size, .eps = c->rms_norm_eps};
-    kernels_norm(m->kernels, m->q, NORM_PLAIN, &a, n, true);
+    kernels_norm(m->kernels, m->q, NORM_PLAIN, &a, n, !m->plain);
     struct gemm_args g = {.x = m->a, .w = m->head, .out = m->logits, .ldx = c->hidden_size,
                           .ldo = m->ld_logits, .k = c->hidden_size, .n = c->vocab_size, .n_groups = 1,
                           .n_rows = n, .out_kind = GEMM_F32, .prefetch = 1};
-    gemm_launch(&m->gemm, m->q, m->head_format, &g, n, true);
+    gemm_launch(&m->gemm, m->q, m->head_format, &g, n, !m->plain);
     if (!sample) return;
     struct sample_args p = {.logits = m->logits, .ld = m->ld_logits, .specs = m->dev.specs + row0,
                             .out = m->results + row0, .parts = m->parts, .lowered = m->lowered,
                             .counts = m->counts, .vocab = c->vocab_size};
-    kernels_sample(m->kernels, m->q, &p, n, true);
+    kernels_sample(m->kernels, m->q, &p, n, !m->plain);
 }

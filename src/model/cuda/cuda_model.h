@@ -69,6 +69,7 @@ struct cuda_model {
     kv_type_t kv_type;
     uint64_t epoch; /* of the K and V scales */
     bool graphs_off, broken;
+    bool plain; /* kernels wait for the whole of the one before: no programmatic launches */
 
     struct layer_weights *layers;
     struct gemm_weight *table;

@@ -1,3 +1,4 @@
+#include "base/log.h"
 #include "base/mem.h"
 #include "backend/cuda/clear.h"
 #include "model/cuda/cuda_model.h"
@@ -226,7 +227,26 @@ static void launch_all(const struct cuda_slice *s)
     }
 }
 
-/* NULL: there are too many, or capture failed: launch kernel by kernel. */
+/* A driver that cannot record programmatic launches records plain ones; one that cannot record at all leaves
+ * the model without graphs. */
+static bool capture(const struct cuda_slice *s, struct graph **out)
+{
+    struct cuda_model *m = s->m;
+    struct err e = {0};
+    for (int attempt = 0; attempt < 2; attempt++) {
+        queue_capture(m->q);
+        launch_all(s);
+        if (queue_capture_end(m->q, out, &e) == OK) return true;
+        log_line(LOG_WARN, "a decode step was not captured%s: %s", m->plain ? ", no graphs are used" : "", e.msg);
+        if (m->plain) break;
+        m->plain = true;
+    }
+    m->plain = false;
+    m->graphs_off = true;
+    return false;
+}
+
+/* NULL: there are too many, or none can be made: launch kernel by kernel. */
 static const struct graph *graph_for(const struct cuda_slice *s)
 {
     struct cuda_model *m = s->m;
@@ -235,10 +255,7 @@ static const struct graph *graph_for(const struct cuda_slice *s)
             return m->graphs[i].graph;
     if (m->n_graphs == CUDA_GRAPHS) return NULL;
     struct graph_entry *g = &m->graphs[m->n_graphs];
-    struct err e = {0};
-    queue_capture(m->q);
-    launch_all(s);
-    if (queue_capture_end(m->q, &g->graph, &e) != OK) return NULL;
+    if (!capture(s, &g->graph)) return NULL;
     g->n_tokens = s->n;
     g->n_chunks = s->max_chunks;
     m->n_graphs++;
