@@ -4,5 +4,6 @@
 err_t device_open(struct device **out, int ordinal, size_t need_bytes, struct err *e)
 {
     (void)out, (void)ordinal, (void)need_bytes;
-    return err_set(e, ERR_UNSUPPORTED, "this binary was built without CUDA (make CUDA=1 needs nvcc)");
+    return err_set(e, ERR_UNSUPPORTED,
+                   "this binary was built without CUDA (make CUDA=1 needs nvcc)");
 }
