@@ -42,7 +42,7 @@ KERNELS := $(sort $(wildcard src/backend/cuda/*.cu))
 FATBINS := $(KERNELS:src/backend/cuda/%.cu=build/cuda/%.fatbin)
 MODULES := $(OUT)/obj/cuda-modules.o
 else
-SRC     := $(filter-out $(filter-out %/absent.c,$(wildcard src/*/cuda/*.c)),$(SRC))
+SRC     := $(filter-out $(filter-out %/absent.c %/layout_cuda.c,$(wildcard src/*/cuda/*.c)),$(SRC))
 endif
 OBJ     := $(SRC:src/%.c=$(OUT)/obj/%.o) $(MODULES)
 LIBOBJ  := $(filter-out $(OUT)/obj/cli/main.o,$(OBJ))

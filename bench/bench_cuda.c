@@ -1,12 +1,15 @@
 /*
  * bench_cuda.c - the two grouped GEMMs of a MoE layer on a GPU, beside their roofline floor.
  *
- *     bench_cuda [JSON-FILE [FORMATS [M]]]      FORMATS: names, comma-separated; M: one number of tokens
+ *     bench_cuda [JSON-FILE [FORMATS [M]]]      FORMATS: names, comma-separated; M: one number of
+ * tokens
  *
- * Shape of Qwen3-30B-A3B: 128 experts, top 8, hidden 2048, intermediate 768; uniform random routing.  A graph
- * runs LAYERS pairs with weights and routings of their own (no weight is still in the L2 cache), the time is the
- * median of the replays divided by LAYERS.  The experts of a layer share their content, not their addresses.
- * Floor: the greater of bytes of the experts touched / 4,390 GB/s and operations / 670 TFLOP/s.
+ * Shape of Qwen3-30B-A3B: 128 experts, top 8, hidden 2048, intermediate 768; uniform random
+ * routing.  A graph runs LAYERS pairs with weights and routings of their own (no weight is still in
+ * the L2 cache), the time is the median of the replays divided by LAYERS.  The experts of a layer
+ * share their content, not their addresses. Then the dense linears of attention and the head by the
+ * same kernels, as one group. Floor: the greater of bytes of the experts touched / 4,390 GB/s and
+ * operations / 670 TFLOP/s.
  */
 #include "backend/backend.h"
 #include "backend/cuda/gemm.h"
@@ -15,14 +18,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { EXPERTS = 128, TOP_K = 8, HIDDEN = 2048, INNER = 768, LAYERS = 8, REPLAYS = 15, M_MAX = 16384 };
+enum {
+    EXPERTS = 128,
+    TOP_K = 8,
+    HIDDEN = 2048,
+    INNER = 768,
+    LAYERS = 8,
+    REPLAYS = 15,
+    M_MAX = 16384
+};
 #define READ_BYTES_S 4390e9
 #define FLOPS_S      670e12
 
 static struct err err;
-#define MUST(call)                                                                                 \
-    do {                                                                                           \
-        if ((call) != OK) fprintf(stderr, "%s: %s\n", #call, err.msg), exit(1);                    \
+#define MUST(call)                                                              \
+    do {                                                                        \
+        if ((call) != OK) fprintf(stderr, "%s: %s\n", #call, err.msg), exit(1); \
     } while (0)
 
 static uint64_t noise = 1;
@@ -37,9 +48,9 @@ struct bench {
     struct queue *q;
     struct gemm_kernels gemm;
     struct event *ev[2];
-    devptr_t x, h, y;                        /* [M][HIDDEN], [M * TOP_K][INNER], [M * TOP_K][HIDDEN] */
-    devptr_t first[LAYERS], src[LAYERS];     /* routing of each layer */
-    double experts;                          /* touched, mean over the layers */
+    devptr_t x, h, y;                    /* [M][HIDDEN], [M * TOP_K][INNER], [M * TOP_K][HIDDEN] */
+    devptr_t first[LAYERS], src[LAYERS]; /* routing of each layer */
+    double experts;                      /* touched, mean over the layers */
     devptr_t gate[LAYERS], up[LAYERS], down[LAYERS]; /* tables of struct gemm_weight */
     struct region *weights;
 };
@@ -77,25 +88,35 @@ static devptr_t upload(struct bench *b, const void *p, size_t bytes)
     return out;
 }
 
-/* One matrix made on the device, then copied to every expert of every layer; a table for each layer. */
-static size_t make_weights(struct bench *b, devptr_t table[LAYERS], devptr_t at, format_t f, uint32_t rows, uint32_t cols)
+/* One matrix made on the device, then copied to every expert of every layer; a table for each
+ * layer. */
+static size_t make_weights(struct bench *b, devptr_t table[LAYERS], devptr_t at, format_t f,
+                           uint32_t rows, uint32_t cols)
 {
     size_t n_data, n_scale, tiles;
-    if (!format_bytes(f, rows, cols, &n_data, &n_scale) || !layout_cuda_bytes(&tiles, f, rows, cols)) exit(1);
+    if (!format_bytes(f, rows, cols, &n_data, &n_scale) ||
+        !layout_cuda_bytes(&tiles, f, rows, cols))
+        exit(1);
     uint8_t *data = mem_alloc(n_data), *scale = mem_alloc(n_scale + 4);
     float one = 0.01f;
     fill_canonical(f, data, n_data, scale, n_scale);
-    devptr_t dd = upload(b, data, n_data), ds = upload(b, scale, n_scale + 4), dt = upload(b, &one, 4);
+    devptr_t dd = upload(b, data, n_data), ds = upload(b, scale, n_scale + 4),
+             dt = upload(b, &one, 4);
     struct kernel k;
     MUST(device_kernel(&k, b->d, layout_cuda_kernel(f, true), sizeof(struct layout_args), 0, &err));
-    struct layout_args a = {(void *)(uintptr_t)at, (void *)(uintptr_t)dd, (void *)(uintptr_t)ds, rows, cols};
-    queue_launch(b->q, &k, (struct launch){.grid = {tile_blocks(cols), tile_panels(rows), 1}, .threads = LAYOUT_THREADS}, &a);
+    struct layout_args a = {(void *)(uintptr_t)at, (void *)(uintptr_t)dd, (void *)(uintptr_t)ds,
+                            rows, cols};
+    queue_launch(b->q, &k,
+                 (struct launch){.grid = {tile_blocks(cols), tile_panels(rows), 1},
+                                 .threads = LAYOUT_THREADS},
+                 &a);
     struct gemm_weight t[EXPERTS];
     for (int l = 0; l < LAYERS; l++) {
         for (int e = 0; e < EXPERTS; e++) {
             devptr_t to = at + ((size_t)l * EXPERTS + (size_t)e) * tiles;
             if (to != at) queue_copy(b->q, to, at, tiles);
-            t[e] = (struct gemm_weight){(const void *)(uintptr_t)to, (const float *)(uintptr_t)(formats[f].tensor ? dt : ds)};
+            t[e] = (struct gemm_weight){(const void *)(uintptr_t)to,
+                                        (const float *)(uintptr_t)(formats[f].tensor ? dt : ds)};
         }
         table[l] = upload(b, t, sizeof t);
     }
@@ -140,16 +161,28 @@ static void route(struct bench *b, int m)
 
 static void layer(struct bench *b, format_t f, int l, int m, int which)
 {
-    const struct gemm_args one = {.x = (const void *)(uintptr_t)b->x, .src = (const int32_t *)(uintptr_t)b->src[l],
+    const struct gemm_args one = {.x = (const void *)(uintptr_t)b->x,
+                                  .src = (const int32_t *)(uintptr_t)b->src[l],
                                   .first = (const int32_t *)(uintptr_t)b->first[l],
                                   .w = (const struct gemm_weight *)(uintptr_t)b->gate[l],
                                   .up = (const struct gemm_weight *)(uintptr_t)b->up[l],
-                                  .out = (void *)(uintptr_t)b->h, .ldx = HIDDEN, .ldo = INNER, .k = HIDDEN, .n = INNER,
-                                  .n_groups = EXPERTS, .out_kind = GEMM_SWIGLU};
-    const struct gemm_args two = {.x = (const void *)(uintptr_t)b->h, .first = (const int32_t *)(uintptr_t)b->first[l],
+                                  .out = (void *)(uintptr_t)b->h,
+                                  .ldx = HIDDEN,
+                                  .ldo = INNER,
+                                  .k = HIDDEN,
+                                  .n = INNER,
+                                  .n_groups = EXPERTS,
+                                  .out_kind = GEMM_SWIGLU};
+    const struct gemm_args two = {.x = (const void *)(uintptr_t)b->h,
+                                  .first = (const int32_t *)(uintptr_t)b->first[l],
                                   .w = (const struct gemm_weight *)(uintptr_t)b->down[l],
-                                  .out = (void *)(uintptr_t)b->y, .ldx = INNER, .ldo = HIDDEN, .k = INNER, .n = HIDDEN,
-                                  .n_groups = EXPERTS, .out_kind = GEMM_BF16};
+                                  .out = (void *)(uintptr_t)b->y,
+                                  .ldx = INNER,
+                                  .ldo = HIDDEN,
+                                  .k = INNER,
+                                  .n = HIDDEN,
+                                  .n_groups = EXPERTS,
+                                  .out_kind = GEMM_BF16};
     if (which & 1) gemm_launch(&b->gemm, b->q, f, &one, (int64_t)m * TOP_K, true);
     if (which & 2) gemm_launch(&b->gemm, b->q, f, &two, (int64_t)m * TOP_K, true);
 }
@@ -187,20 +220,96 @@ static void row(struct bench *b, format_t f, int m, double expert_bytes, FILE *j
     route(b, m);
     double t1 = time_graph(b, f, m, 1), t2 = time_graph(b, f, m, 2), t = time_graph(b, f, m, 3);
     double flops = 2.0 * m * TOP_K * 3.0 * HIDDEN * INNER, bytes = b->experts * expert_bytes;
-    double floor = bytes / READ_BYTES_S * 1e6 > flops / FLOPS_S * 1e6 ? bytes / READ_BYTES_S * 1e6 : flops / FLOPS_S * 1e6;
-    printf("%-10s %6d %7.1f %9.1f %9.1f %9.1f %9.1f %6.0f%% %8.0f %8.1f\n", formats[f].name, m, b->experts, t1, t2, t, floor,
-           100.0 * floor / t, bytes / t * 1e-3, flops / t * 1e-6);
+    double floor = bytes / READ_BYTES_S * 1e6 > flops / FLOPS_S * 1e6 ? bytes / READ_BYTES_S * 1e6
+                                                                      : flops / FLOPS_S * 1e6;
+    printf("%-10s %6d %7.1f %9.1f %9.1f %9.1f %9.1f %6.0f%% %8.0f %8.1f\n", formats[f].name, m,
+           b->experts, t1, t2, t, floor, 100.0 * floor / t, bytes / t * 1e-3, flops / t * 1e-6);
     fflush(stdout);
     if (!json) return;
-    fprintf(json, "%s\n  {\"format\": \"%s\", \"m\": %d, \"experts\": %.2f, \"gemm1_us\": %.2f, \"gemm2_us\": %.2f, "
-                  "\"both_us\": %.2f, \"floor_us\": %.2f, \"gb_s\": %.0f, \"tflop_s\": %.1f}",
-            *comma ? "," : "", formats[f].name, m, b->experts, t1, t2, t, floor, bytes / t * 1e-3, flops / t * 1e-6);
+    fprintf(json,
+            "%s\n  {\"format\": \"%s\", \"m\": %d, \"experts\": %.2f, \"gemm1_us\": %.2f, "
+            "\"gemm2_us\": %.2f, "
+            "\"both_us\": %.2f, \"floor_us\": %.2f, \"gb_s\": %.0f, \"tflop_s\": %.1f}",
+            *comma ? "," : "", formats[f].name, m, b->experts, t1, t2, t, floor, bytes / t * 1e-3,
+            flops / t * 1e-6);
     *comma = 1;
+}
+
+/* Dense linears, in BF16: copies of their own for each launch of the graph. */
+static const struct dense {
+    const char *name;
+    uint32_t n, k;
+    int copies;
+    gemm_out_t out;
+} dense[] = {{"qkv", 5120, 2048, 8, GEMM_F32},
+             {"o", 2048, 4096, 8, GEMM_ADD},
+             {"head", 151936, 2048, 2, GEMM_F32}};
+
+static void dense_row(struct bench *b, const struct dense *s, devptr_t out, int m, FILE *json)
+{
+    struct graph *g;
+    float ms[REPLAYS];
+    queue_capture(b->q);
+    for (int l = 0; l < s->copies; l++) {
+        struct gemm_args a = {.x = (const void *)(uintptr_t)b->x,
+                              .w = (const struct gemm_weight *)(uintptr_t)b->gate[l],
+                              .out = (void *)(uintptr_t)out,
+                              .ldx = (int32_t)s->k,
+                              .ldo = (int32_t)s->n,
+                              .k = (int32_t)s->k,
+                              .n = (int32_t)s->n,
+                              .n_groups = 1,
+                              .n_rows = m,
+                              .out_kind = (int32_t)s->out,
+                              .prefetch = 1};
+        gemm_launch(&b->gemm, b->q, FORMAT_BF16, &a, m, true);
+    }
+    MUST(queue_capture_end(b->q, &g, &err));
+    for (int i = -2; i < REPLAYS; i++) {
+        queue_record(b->q, b->ev[0]);
+        queue_graph(b->q, g);
+        queue_record(b->q, b->ev[1]);
+        MUST(queue_sync(b->q, &err));
+        if (i >= 0) MUST(event_ms(&ms[i], b->ev[0], b->ev[1], &err));
+    }
+    qsort(ms, REPLAYS, sizeof *ms, compare_float);
+    graph_free(g);
+    double t = (double)ms[REPLAYS / 2] * 1e3 / s->copies, bytes = 2.0 * s->n * s->k,
+           flops = 2.0 * m * s->n * s->k;
+    double floor = bytes / READ_BYTES_S * 1e6 > flops / FLOPS_S * 1e6 ? bytes / READ_BYTES_S * 1e6
+                                                                      : flops / FLOPS_S * 1e6;
+    printf("%-10s %6d %37.1f %9.1f %6.0f%% %8.0f %8.1f\n", s->name, m, t, floor, 100.0 * floor / t,
+           bytes / t * 1e-3, flops / t * 1e-6);
+    fflush(stdout);
+    if (json)
+        fprintf(json, ",\n  {\"dense\": \"%s\", \"m\": %d, \"us\": %.2f, \"floor_us\": %.2f}",
+                s->name, m, t, floor);
+}
+
+static void dense_all(struct bench *b, FILE *json)
+{
+    static const int ms[] = {1, 8, 32, 64, 256, 1209};
+    devptr_t out;
+    MUST(device_alloc(&out, b->d, (size_t)151936 * 1209 * 4, &err));
+    for (size_t i = 0; i < sizeof dense / sizeof *dense; i++) {
+        size_t tiles;
+        if (!layout_cuda_bytes(&tiles, FORMAT_BF16, dense[i].n, dense[i].k)) exit(1);
+        for (int l = 0; l < dense[i].copies; l++) { /* what the experts left there: random bf16 */
+            struct gemm_weight w = {
+                (const void *)(uintptr_t)(region_base(b->weights) + (size_t)l * tiles), NULL};
+            queue_copy(b->q, b->gate[l], host_addr(&w), sizeof w);
+            MUST(queue_sync(b->q, &err));
+        }
+        for (size_t j = 0; j < sizeof ms / sizeof *ms; j++)
+            dense_row(b, &dense[i], out, ms[j], json);
+    }
+    device_free(b->d, out);
 }
 
 int main(int argc, char **argv)
 {
-    static const format_t todo[] = {FORMAT_NVFP4, FORMAT_FP8_BLOCK, FORMAT_BF16, FORMAT_MXFP8, FORMAT_MXFP4};
+    static const format_t todo[] = {FORMAT_NVFP4, FORMAT_FP8_BLOCK, FORMAT_MXFP8, FORMAT_MXFP4,
+                                    FORMAT_BF16};
     uint32_t wanted = 0;
     static const int ms[] = {1, 8, 64, 256, 1209, 4096, 16384};
     static struct bench b;
@@ -226,18 +335,22 @@ int main(int argc, char **argv)
         MUST(device_alloc(&b.first[l], b.d, (EXPERTS + 1) * 4, &err));
         MUST(device_alloc(&b.src[l], b.d, (size_t)M_MAX * TOP_K * 4, &err));
     }
-    printf("%s\n%-10s %6s %7s %9s %9s %9s %9s %7s %8s %8s\n", device_about(b.d)->name, "format", "M", "experts", "gemm1 us",
-           "gemm2 us", "both us", "floor us", "floor/t", "GB/s", "TFLOP/s");
+    printf("%s\n%-10s %6s %7s %9s %9s %9s %9s %7s %8s %8s\n", device_about(b.d)->name, "format",
+           "M", "experts", "gemm1 us", "gemm2 us", "both us", "floor us", "floor/t", "GB/s",
+           "TFLOP/s");
     if (json) fprintf(json, "{\"device\": \"%s\", \"rows\": [", device_about(b.d)->name);
     for (size_t i = 0; i < sizeof todo / sizeof *todo; i++) {
         if (!(wanted >> todo[i] & 1)) continue;
         devptr_t at = region_base(b.weights);
-        size_t each = make_weights(&b, b.gate, at, todo[i], INNER, HIDDEN), all = each * LAYERS * EXPERTS;
+        size_t each = make_weights(&b, b.gate, at, todo[i], INNER, HIDDEN),
+               all = each * LAYERS * EXPERTS;
         make_weights(&b, b.up, at + all, todo[i], INNER, HIDDEN);
         make_weights(&b, b.down, at + 2 * all, todo[i], HIDDEN, INNER);
         for (size_t j = 0; j < sizeof ms / sizeof *ms; j++)
-            if (argc < 4 || atoi(argv[3]) == ms[j]) row(&b, todo[i], ms[j], 3.0 * (double)each, json, &comma);
+            if (argc < 4 || atoi(argv[3]) == ms[j])
+                row(&b, todo[i], ms[j], 3.0 * (double)each, json, &comma);
     }
+    if (wanted >> FORMAT_BF16 & 1 && argc < 4) dense_all(&b, json);
     if (json) fprintf(json, "\n]}\n"), fclose(json);
     region_free(b.weights);
     queue_free(b.q);

@@ -2,7 +2,7 @@
  * bench_cuda_attn.c - attention of Qwen3-30B-A3B's shape (32 query, 4 KV heads, head_dim 128) on the GPU,
  * beside its floor.
  *
- *     build/bench/bench_cuda_attn
+ *     build/bench/bench_cuda_attn [part of a line's name]
  *
  * Decode: K and V bytes over 4,390 GB/s (the read bandwidth measured on an H200).  Prefill: 4 * head_dim
  * operations a query head and causal pair over 670 TFLOP/s (what the chip sustains).  Each line is a graph of
@@ -32,6 +32,7 @@ struct bench {
     attn_kind_t kind;
     int32_t seqs, context, tokens; /* the last `tokens` of each sequence are queries */
     int32_t shared;                /* leading tokens whose pages all sequences share */
+    bool cascade;                  /* whole shared chunks are read once for many sequences */
 };
 
 static void must(err_t rc, const struct err *e)
@@ -80,15 +81,19 @@ static devptr_t random_kv(struct rig *r, kv_type_t kv, size_t bytes)
 }
 
 struct setup {
-    int32_t n_blocks, n_tokens, n_pages, table_ld;
-    struct attn_block *blocks;
+    int32_t n_blocks, n_tokens, n_pages, table_ld, n_shared;
+    struct attn_block *blocks, *shared;
     int32_t *pos, *tables;
 };
 
-static void setup_new(struct setup *s, const struct bench *b, int32_t most)
+static void setup_new(struct setup *s, const struct bench *b, int32_t most, int32_t most_shared)
 {
     *s = (struct setup){.n_tokens = b->seqs * b->tokens, .table_ld = (b->context + KV_ROWS - 1) / KV_ROWS};
     s->blocks = mem_alloc((size_t)s->n_tokens * sizeof *s->blocks);
+    s->shared = mem_alloc((size_t)s->n_tokens * sizeof *s->shared);
+    for (int32_t i = 0; b->cascade && i < b->seqs; i += most_shared)
+        s->shared[s->n_shared++] = (struct attn_block){i, b->seqs - i < most_shared ? b->seqs - i : most_shared, i,
+                                                       b->shared / ATTN_CHUNK};
     s->pos = mem_alloc((size_t)s->n_tokens * 4);
     s->tables = mem_alloc((size_t)(b->seqs * s->table_ld) * 4);
     int32_t own = s->table_ld - b->shared / KV_ROWS;
@@ -100,7 +105,7 @@ static void setup_new(struct setup *s, const struct bench *b, int32_t most)
         }
         for (int32_t t = 0; t < b->tokens; t += most) {
             int32_t n = b->tokens - t < most ? b->tokens - t : most;
-            s->blocks[s->n_blocks++] = (struct attn_block){i * b->tokens + t, n, i};
+            s->blocks[s->n_blocks++] = (struct attn_block){i * b->tokens + t, n, i, b->cascade ? b->shared / ATTN_CHUNK : 0};
         }
         for (int32_t t = 0; t < b->tokens; t++)
             s->pos[i * b->tokens + t] = b->context - b->tokens + t;
@@ -150,7 +155,7 @@ static void run(struct rig *r, const struct bench *b)
     struct kernels *k = NULL;
     struct setup s;
     must(kernels_new(&k, r->d, &shape, &e), &e);
-    setup_new(&s, b, kernels_attn_tokens(k, b->kind));
+    setup_new(&s, b, kernels_attn_tokens(k, b->kind), kernels_attn_tokens(k, ATTN_PREFILL));
     size_t layer = (size_t)s.n_pages * KV_HEADS * kv_tile_bytes(b->kv, HEAD_DIM);
     int32_t layers = (int32_t)((400u << 20) / (2 * layer) + 1), max_chunks = (b->context + ATTN_CHUNK - 1) / ATTN_CHUNK;
     layers = layers > 96 ? 96 : layers;
@@ -159,22 +164,37 @@ static void run(struct rig *r, const struct bench *b)
     devptr_t dev[] = {random_kv(r, KV_BF16, rows), alloc(r, rows), upload(r, s.tables, (size_t)(b->seqs * s.table_ld) * 4),
                       upload(r, s.blocks, (size_t)s.n_blocks * sizeof *s.blocks), upload(r, s.pos, (size_t)s.n_tokens * 4),
                       alloc(r, ((size_t)s.n_blocks + 1) * sizeof(struct attn_span)),
-                      alloc(r, kernels_attn_bytes(k, b->kind, max_chunks)), alloc(r, counters), kp, vp};
+                      alloc(r, kernels_attn_bytes(k, b->kind, max_chunks)), alloc(r, counters), kp, vp,
+                      alloc(r, rows * 2), alloc(r, (size_t)s.n_tokens * HEADS * 8),
+                      upload(r, s.shared, (size_t)s.n_shared * sizeof *s.shared),
+                      alloc(r, ((size_t)s.n_shared + 1) * sizeof(struct attn_span))};
     struct attn_plan_args p = {(const struct attn_block *)dev[3], (const int32_t *)dev[4], (struct attn_span *)dev[5],
-                               s.n_blocks, KV_HEADS, ATTN_CHUNK};
+                               s.n_blocks, KV_HEADS, 0, 0, ATTN_CHUNK};
     struct attn_args a = {.q = (const uint16_t *)dev[0], .out = (uint16_t *)dev[1], .tables = (const int32_t *)dev[2],
                           .table_ld = s.table_ld, .spans = (const struct attn_span *)dev[5], .partial = (float *)dev[6],
-                          .arrived = (uint32_t *)dev[7], .n_blocks = s.n_blocks, .n_kv_heads = KV_HEADS,
+                          .arrived = (uint32_t *)dev[7], .state = (float *)dev[10],
+                          .state_ml = (float *)dev[11], .n_blocks = s.n_blocks, .n_kv_heads = KV_HEADS,
                           .group = HEADS / KV_HEADS, .max_chunks = max_chunks, .first_chunk = ATTN_CHUNK,
                           .scale = 1.0f / sqrtf((float)HEAD_DIM), .v_scale = 1.0f};
+    struct attn_args prefix = a;
+    prefix.spans = (const struct attn_span *)dev[13];
+    prefix.n_blocks = s.n_shared;
     queue_fill(r->q, dev[7], 0, counters);
-    kernels_attn_plan(k, r->q, &p, false);
+    if (s.n_shared) {
+        struct attn_plan_args of_prefix = p;
+        of_prefix.blocks = (const struct attn_block *)dev[12];
+        of_prefix.spans = (struct attn_span *)dev[13];
+        of_prefix.n_blocks = s.n_shared;
+        kernels_attn_prefix_plan(k, r->q, &of_prefix, false);
+    }
+    kernels_attn_plan(k, r->q, b->kind, &p, false);
     must(queue_sync(r->q, &e), &e);
     struct graph *g = NULL;
     queue_capture(r->q);
     for (int32_t i = 0; i < layers; i++) {
-        a.k = (const void *)(kp + layer * (size_t)i);
-        a.v = (const void *)(vp + layer * (size_t)i);
+        prefix.k = a.k = (const void *)(kp + layer * (size_t)i);
+        prefix.v = a.v = (const void *)(vp + layer * (size_t)i);
+        if (s.n_shared) kernels_attn_prefix(k, r->q, &prefix, i > 0);
         kernels_attn(k, r->q, b->kind, &a, i > 0);
     }
     must(queue_capture_end(r->q, &g, &e), &e);
@@ -182,28 +202,32 @@ static void run(struct rig *r, const struct bench *b)
     graph_free(g);
     for (size_t i = 0; i < sizeof dev / sizeof dev[0]; i++)
         device_free(r->d, dev[i]);
-    mem_free(s.blocks), mem_free(s.pos), mem_free(s.tables);
+    mem_free(s.blocks), mem_free(s.shared), mem_free(s.pos), mem_free(s.tables);
     kernels_free(k);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     static const struct bench benches[] = {
-        {"decode bf16, batch 1 x 1,000", KV_BF16, ATTN_DECODE, 1, 1000, 1, 0},
-        {"decode bf16, batch 8 x 1,000", KV_BF16, ATTN_DECODE, 8, 1000, 1, 0},
-        {"decode bf16, batch 64 x 1,000", KV_BF16, ATTN_DECODE, 64, 1000, 1, 0},
-        {"decode bf16, batch 64 x 1,024", KV_BF16, ATTN_DECODE, 64, 1024, 1, 0},
-        {"decode bf16, batch 256 x 1,000", KV_BF16, ATTN_DECODE, 256, 1000, 1, 0},
-        {"decode bf16, batch 256 x 1,024", KV_BF16, ATTN_DECODE, 256, 1024, 1, 0},
-        {"decode bf16, 1,209 x 1,100, 960 shared", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960},
-        {"decode bf16, batch 1 x 32,768", KV_BF16, ATTN_DECODE, 1, 32768, 1, 0},
-        {"decode e4m3, batch 1 x 1,000", KV_E4M3, ATTN_DECODE, 1, 1000, 1, 0},
-        {"decode e4m3, batch 64 x 1,000", KV_E4M3, ATTN_DECODE, 64, 1000, 1, 0},
-        {"decode e4m3, batch 256 x 1,000", KV_E4M3, ATTN_DECODE, 256, 1000, 1, 0},
-        {"prefill bf16, 1 x 8,192", KV_BF16, ATTN_PREFILL, 1, 8192, 8192, 0},
-        {"prefill bf16, 8 x 1,024", KV_BF16, ATTN_PREFILL, 8, 1024, 1024, 0},
-        {"prefill bf16, 512 after 7,680", KV_BF16, ATTN_PREFILL, 1, 8192, 512, 0},
-        {"prefill e4m3, 1 x 8,192", KV_E4M3, ATTN_PREFILL, 1, 8192, 8192, 0},
+        {"decode bf16, batch 1 x 1,000", KV_BF16, ATTN_DECODE, 1, 1000, 1, 0, false},
+        {"decode bf16, batch 8 x 1,000", KV_BF16, ATTN_DECODE, 8, 1000, 1, 0, false},
+        {"decode bf16, batch 64 x 1,000", KV_BF16, ATTN_DECODE, 64, 1000, 1, 0, false},
+        {"decode bf16, batch 64 x 1,024", KV_BF16, ATTN_DECODE, 64, 1024, 1, 0, false},
+        {"decode bf16, batch 256 x 1,000", KV_BF16, ATTN_DECODE, 256, 1000, 1, 0, false},
+        {"decode bf16, batch 256 x 1,024", KV_BF16, ATTN_DECODE, 256, 1024, 1, 0, false},
+        {"decode bf16, 1,209 x 1,100, 960 shared", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960, false},
+        {"the same, read once", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960, true},
+        {"decode bf16, batch 1 x 32,768", KV_BF16, ATTN_DECODE, 1, 32768, 1, 0, false},
+        {"decode e4m3, batch 1 x 1,000", KV_E4M3, ATTN_DECODE, 1, 1000, 1, 0, false},
+        {"decode e4m3, batch 64 x 1,000", KV_E4M3, ATTN_DECODE, 64, 1000, 1, 0, false},
+        {"decode e4m3, batch 256 x 1,000", KV_E4M3, ATTN_DECODE, 256, 1000, 1, 0, false},
+        {"prefill bf16, 1 x 8,192", KV_BF16, ATTN_PREFILL, 1, 8192, 8192, 0, false},
+        {"prefill bf16, 8 x 1,024", KV_BF16, ATTN_PREFILL, 8, 1024, 1024, 0, false},
+        {"prefill bf16, 512 after 7,680", KV_BF16, ATTN_PREFILL, 1, 8192, 512, 0, false},
+        {"prefill bf16, 64 x 128 after 1,000", KV_BF16, ATTN_PREFILL, 64, 1128, 128, 0, false},
+        {"short bf16, 512 after 7,680", KV_BF16, ATTN_SHORT, 1, 8192, 512, 0, false},
+        {"short bf16, 32 after 32,736", KV_BF16, ATTN_SHORT, 1, 32768, 32, 0, false},
+        {"prefill e4m3, 1 x 8,192", KV_E4M3, ATTN_PREFILL, 1, 8192, 8192, 0, false},
     };
     struct rig r = {0};
     struct err e = {0};
@@ -213,7 +237,7 @@ int main(void)
     must(event_new(&r.to, r.d, true, &e), &e);
     printf("%s\n", device_about(r.d)->name);
     for (size_t i = 0; i < sizeof benches / sizeof benches[0]; i++)
-        run(&r, &benches[i]);
+        if (argc < 2 || strstr(benches[i].name, argv[1])) run(&r, &benches[i]);
     event_free(r.from), event_free(r.to);
     queue_free(r.q);
     device_close(r.d);

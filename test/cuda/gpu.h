@@ -1,8 +1,9 @@
 /*
- * gpu.h - what the tests of the GPU share: one device and queue for a program, checked calls, noise.
+ * gpu.h - what the tests of the GPU share: one device and queue for a program, checked calls,
+ * noise.
  *
- * A program without a GPU to run on prints why and ends with 0: `make check-cuda` is for machines that
- * have one; MOULT_NEED_GPU=1 makes that a failure.
+ * A program without a GPU to run on prints why and ends with 0: `make check-cuda` is for machines
+ * that have one; MOULT_NEED_GPU=1 makes that a failure.
  */
 #ifndef TEST_CUDA_GPU_H
 #define TEST_CUDA_GPU_H
@@ -25,10 +26,10 @@ struct gpu {
 };
 
 /* A call that must succeed. */
-#define MUST(call)                                                                                 \
-    do {                                                                                           \
-        struct err must_e = {0};                                                                   \
-        if ((call) != OK) fail_msg("%s: %s", #call, must_e.msg);                                   \
+#define MUST(call)                                               \
+    do {                                                         \
+        struct err must_e = {0};                                 \
+        if ((call) != OK) fail_msg("%s: %s", #call, must_e.msg); \
     } while (0)
 
 static inline int gpu_open(struct gpu *g)
@@ -46,7 +47,8 @@ static inline void gpu_close(struct gpu *g)
     device_close(g->d);
 }
 
-/* Device memory with the bytes of `p` (NULL: every byte 0xAA, so that nothing reads as zero by luck). */
+/* Device memory with the bytes of `p` (NULL: every byte 0xAA, so that nothing reads as zero by
+ * luck). */
 static inline devptr_t gpu_new(struct gpu *g, const void *p, size_t bytes)
 {
     devptr_t out = 0;

@@ -1,5 +1,6 @@
 /*
- * matrices.h - random matrices of every format for tests, in canonical parts, and their tiles on the GPU.
+ * matrices.h - random matrices of every format for tests, in canonical parts, and their tiles on
+ * the GPU.
  */
 #ifndef TEST_CUDA_MATRICES_H
 #define TEST_CUDA_MATRICES_H
@@ -46,13 +47,15 @@ static inline void matrix_fill(struct test_matrix *m, data_kind_t kind, uint64_t
         float v = 0.001f + fabsf(noise_f32(seed)) * 0.02f;
         if (f->scale == SCALE_E4M3) m->scale[i] = (uint8_t)(noise_u32(seed) % 0x7f);
         if (f->scale == SCALE_E8M0)
-            m->scale[i] = (uint8_t)(kind == DATA_WIDE ? 10 + noise_u32(seed) % 200 : 117 + noise_u32(seed) % 12);
+            m->scale[i] = (uint8_t)(kind == DATA_WIDE ? 10 + noise_u32(seed) % 200
+                                                      : 117 + noise_u32(seed) % 12);
         if (f->scale == SCALE_F32) memcpy(m->scale + i * 4, &v, 4);
     }
 }
 
 /* Random canonical parts; `wild`: any bytes at all. */
-static inline struct test_matrix matrix_new(format_t f, size_t rows, size_t cols, data_kind_t kind, uint64_t *seed)
+static inline struct test_matrix matrix_new(format_t f, size_t rows, size_t cols, data_kind_t kind,
+                                            uint64_t *seed)
 {
     struct test_matrix m = {.parts = {.format = f, .rows = rows, .cols = cols, .tensor = 1.0f}};
     assert_true(format_bytes(f, rows, cols, &m.data_bytes, &m.scale_bytes));
@@ -72,11 +75,14 @@ static inline void matrix_upload(struct gpu *g, struct test_matrix *m)
     const struct format_parts *p = &m->parts;
     assert_true(layout_cuda_bytes(&m->tile_bytes, p->format, p->rows, p->cols));
     m->tiles = gpu_new(g, NULL, m->tile_bytes);
-    devptr_t data = gpu_new(g, m->data, m->data_bytes), scale = gpu_new(g, m->scale, m->scale_bytes + 4);
-    MUST(device_kernel(&k, g->d, layout_cuda_kernel(p->format, true), sizeof(struct layout_args), 0, &must_e));
-    struct layout_args a = {(void *)(uintptr_t)m->tiles, (void *)(uintptr_t)data, (void *)(uintptr_t)scale,
-                            (uint32_t)p->rows, (uint32_t)p->cols};
-    struct launch l = {.grid = {tile_blocks(a.cols), tile_panels(a.rows), 1}, .threads = LAYOUT_THREADS};
+    devptr_t data = gpu_new(g, m->data, m->data_bytes),
+             scale = gpu_new(g, m->scale, m->scale_bytes + 4);
+    MUST(device_kernel(&k, g->d, layout_cuda_kernel(p->format, true), sizeof(struct layout_args), 0,
+                       &must_e));
+    struct layout_args a = {(void *)(uintptr_t)m->tiles, (void *)(uintptr_t)data,
+                            (void *)(uintptr_t)scale, (uint32_t)p->rows, (uint32_t)p->cols};
+    struct launch l = {.grid = {tile_blocks(a.cols), tile_panels(a.rows), 1},
+                       .threads = LAYOUT_THREADS};
     queue_launch(g->q, &k, l, &a);
     MUST(queue_sync(g->q, &must_e));
     gpu_free(g, data);
@@ -89,7 +95,8 @@ static inline void matrix_upload(struct gpu *g, struct test_matrix *m)
 
 static inline struct gemm_weight matrix_weight(const struct test_matrix *m)
 {
-    return (struct gemm_weight){(const void *)(uintptr_t)m->tiles, (const float *)(uintptr_t)m->dscale};
+    return (struct gemm_weight){(const void *)(uintptr_t)m->tiles,
+                                (const float *)(uintptr_t)m->dscale};
 }
 
 static inline void matrix_free(struct gpu *g, struct test_matrix *m)

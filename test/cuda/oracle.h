@@ -1,10 +1,12 @@
 /*
- * oracle.h - the bf16 tensor core of Hopper in integers, and the GEMM built on it: slow, exact, on the CPU.
+ * oracle.h - the bf16 tensor core of Hopper in integers, and the GEMM built on it: slow, exact, on
+ * the CPU.
  *
- * A step takes 16 products and the accumulator c.  emax is the largest exponent of the terms that are not zero
- * (a product's is ea + eb, not normalised; subnormals count as the smallest normal exponent).  Every term
- * is cut toward zero to a multiple of 2^(emax - 25), the sum is exact and is converted to f32 toward zero.
- * Found by experiment on an H200: no difference to wgmma of any shape or to mma.sync m16n8k16.
+ * A step takes 16 products and the accumulator c.  emax is the largest exponent of the terms that
+ * are not zero (a product's is ea + eb, not normalised; subnormals count as the smallest normal
+ * exponent).  Every term is cut toward zero to a multiple of 2^(emax - 25), the sum is exact and is
+ * converted to f32 toward zero. Found by experiment on an H200: no difference to wgmma of any shape
+ * or to mma.sync m16n8k16.
  */
 #ifndef TEST_CUDA_ORACLE_H
 #define TEST_CUDA_ORACLE_H
@@ -49,7 +51,8 @@ static inline float oracle_to_f32(int64_t sum, int exponent)
 }
 
 /* n <= 16 products (the rest of the step is zeros) */
-static inline float oracle_step(float c, const struct oracle_bf16 *a, const struct oracle_bf16 *b, int n)
+static inline float oracle_step(float c, const struct oracle_bf16 *a, const struct oracle_bf16 *b,
+                                int n)
 {
     enum { F = 25, NONE = -100000 };
     int emax = NONE, ec = 0;
@@ -68,7 +71,8 @@ static inline float oracle_step(float c, const struct oracle_bf16 *a, const stru
     if (emax == NONE) return 0.0f;
     int64_t sum = oracle_cut(mc, ec - 23 - emax + F);
     for (int i = 0; i < n; i++)
-        if (a[i].m && b[i].m) sum += oracle_cut((int64_t)a[i].m * b[i].m, a[i].e + b[i].e - 14 - emax + F);
+        if (a[i].m && b[i].m)
+            sum += oracle_cut((int64_t)a[i].m * b[i].m, a[i].e + b[i].e - 14 - emax + F);
     return oracle_to_f32(sum, emax - F);
 }
 
@@ -81,7 +85,8 @@ static inline float oracle_chain(const struct oracle_bf16 *a, const struct oracl
     return c;
 }
 
-/* Row `row` of a matrix, elements times their small scales; these are BF16 numbers in every format. */
+/* Row `row` of a matrix, elements times their small scales; these are BF16 numbers in every format.
+ */
 static inline void oracle_weights(struct oracle_bf16 *out, const struct format_parts *p, size_t row)
 {
     const struct format *f = &formats[p->format];
@@ -95,7 +100,8 @@ static inline void oracle_weights(struct oracle_bf16 *out, const struct format_p
             out[k] = oracle_split(h);
             continue;
         }
-        v = f->elem == ELEM_E4M3 ? format_e4m3(data[k]) : format_e2m1(data[k / 2] >> (k % 2 * 4) & 15);
+        v = f->elem == ELEM_E4M3 ? format_e4m3(data[k])
+                                 : format_e2m1(data[k / 2] >> (k % 2 * 4) & 15);
         if (f->scale == SCALE_E8M0 || f->scale == SCALE_E4M3) {
             uint8_t s = ((const uint8_t *)p->scale)[row * scale_cols + k / f->group_cols];
             v *= f->scale == SCALE_E8M0 ? format_e8m0(s) : format_e4m3(s);
@@ -107,8 +113,8 @@ static inline void oracle_weights(struct oracle_bf16 *out, const struct format_p
 }
 
 /* One output before the epilogue's kind: gemm.h's v. */
-static inline float oracle_gemm(const struct format_parts *p, size_t row, const struct oracle_bf16 *w,
-                                const struct oracle_bf16 *x)
+static inline float oracle_gemm(const struct format_parts *p, size_t row,
+                                const struct oracle_bf16 *w, const struct oracle_bf16 *x)
 {
     const float *scale = p->scale;
     float total = 0.0f;
@@ -116,8 +122,8 @@ static inline float oracle_gemm(const struct format_parts *p, size_t row, const 
     case FORMAT_FP8_BLOCK:
         for (size_t k = 0; k < p->cols; k += 128) {
             size_t n = p->cols - k < 128 ? p->cols - k : 128;
-            total = fmaf(oracle_chain(w + k, x + k, n), scale[row / 128 * format_scale_cols(p->format, p->cols) + k / 128],
-                         total);
+            total = fmaf(oracle_chain(w + k, x + k, n),
+                         scale[row / 128 * format_scale_cols(p->format, p->cols) + k / 128], total);
         }
         return total;
     case FORMAT_FP8_CHANNEL: return oracle_chain(w, x, p->cols) * scale[row];

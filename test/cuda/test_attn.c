@@ -1,8 +1,8 @@
 /*
  * test_attn.c - paged attention on the GPU.
  *
- * Against float64 over the keys as stored, and against the CPU backend; then bits: prefill, decode, decode
- * alone, other cuts of the prompt, and the same sequences in other batches must agree exactly, over one to
+ * Against float64 over the keys as stored, and against the CPU backend; then bits: prefill, short, decode,
+ * decode alone, other cuts of the prompt, and the same sequences in other batches must agree exactly, over one to
  * five chunks.  Last, decode gets chunks that begin elsewhere: the comparison must then fail.
  */
 #include "cuda/gpu.h"
@@ -111,9 +111,24 @@ static void rig_free(struct rig *r)
     kernels_free(r->kernels);
 }
 
+/* What kernels_attn_prefix leaves for the `shared` blocks. */
+static void run_prefix(struct rig *r, const struct attn_block *shared, int32_t n, struct attn_args a)
+{
+    devptr_t dblocks = gpu_new(&gpu, shared, (size_t)n * sizeof *shared);
+    devptr_t spans = gpu_new(&gpu, NULL, ((size_t)n + 1) * sizeof(struct attn_span));
+    struct attn_plan_args p = {(const struct attn_block *)dblocks, (const int32_t *)r->dpos, (struct attn_span *)spans, n,
+                               r->kv_heads, 0, 0, ATTN_CHUNK};
+    a.spans = (const struct attn_span *)spans;
+    a.n_blocks = n;
+    kernels_attn_prefix_plan(r->kernels, gpu.q, &p, true);
+    kernels_attn_prefix(r->kernels, gpu.q, &a, true);
+    MUST(queue_sync(gpu.q, &must_e));
+    gpu_free(&gpu, dblocks), gpu_free(&gpu, spans);
+}
+
 /* One run over blocks; out [tokens][heads * hd] keeps 0xAA where no block is. */
-static void run(struct rig *r, attn_kind_t kind, const struct attn_block *blocks, int32_t n, int32_t first_chunk,
-                uint16_t *out)
+static void run_shared(struct rig *r, attn_kind_t kind, const struct attn_block *blocks, int32_t n, int32_t first_chunk,
+                       const struct attn_block *shared, int32_t n_shared, uint16_t *out)
 {
     size_t bytes = (size_t)r->tokens * (size_t)(r->heads * r->hd) * 2, counters = (size_t)(n * r->kv_heads) * 4;
     int32_t max_chunks = (lengths[SEQS - 1] + ATTN_CHUNK - 1) / ATTN_CHUNK + 1;
@@ -122,23 +137,33 @@ static void run(struct rig *r, attn_kind_t kind, const struct attn_block *blocks
     devptr_t spans = gpu_new(&gpu, NULL, ((size_t)n + 1) * sizeof(struct attn_span));
     devptr_t partial = gpu_new(&gpu, NULL, kernels_attn_bytes(r->kernels, kind, max_chunks));
     devptr_t arrived = gpu_new(&gpu, zeros, counters);
+    devptr_t state = n_shared ? gpu_new(&gpu, NULL, bytes * 2) : 0;
+    devptr_t state_ml = n_shared ? gpu_new(&gpu, NULL, (size_t)r->tokens * (size_t)r->heads * 8) : 0;
     struct attn_plan_args p = {(const struct attn_block *)dblocks, (const int32_t *)r->dpos, (struct attn_span *)spans, n,
-                               r->kv_heads, first_chunk};
+                               r->kv_heads, 0, 0, first_chunk};
     struct attn_args a = {.q = (const uint16_t *)r->dq, .out = (uint16_t *)dout, .k = (const void *)r->dk,
                           .v = (const void *)r->dv, .tables = (const int32_t *)r->dtables, .table_ld = TABLE,
                           .spans = (const struct attn_span *)spans, .partial = (float *)partial,
-                          .arrived = (uint32_t *)arrived, .n_blocks = n, .n_kv_heads = r->kv_heads, .group = r->group,
+                          .arrived = (uint32_t *)arrived, .state = (float *)state,
+                          .state_ml = (float *)state_ml, .n_blocks = n, .n_kv_heads = r->kv_heads, .group = r->group,
                           .max_chunks = max_chunks, .first_chunk = first_chunk, .scale = r->scale,
                           .v_scale = r->v_scale};
-    kernels_attn_plan(r->kernels, gpu.q, &p, true);
+    if (n_shared) run_prefix(r, shared, n_shared, a);
+    kernels_attn_plan(r->kernels, gpu.q, kind, &p, true);
     kernels_attn(r->kernels, gpu.q, kind, &a, true);
     gpu_read(&gpu, out, dout, bytes);
     gpu_read(&gpu, after, arrived, counters);
     assert_memory_equal(after, zeros, counters);
-    devptr_t dev[] = {dout, dblocks, spans, partial, arrived};
+    devptr_t dev[] = {dout, dblocks, spans, partial, arrived, state, state_ml};
     for (size_t i = 0; i < sizeof dev / sizeof dev[0]; i++)
         gpu_free(&gpu, dev[i]);
     mem_free(zeros), mem_free(after);
+}
+
+static void run(struct rig *r, attn_kind_t kind, const struct attn_block *blocks, int32_t n, int32_t first_chunk,
+                uint16_t *out)
+{
+    run_shared(r, kind, blocks, n, first_chunk, NULL, 0, out);
 }
 
 /* All tokens of all sequences in pieces of at most `most` tokens; `uneven`: of changing sizes. */
@@ -150,8 +175,8 @@ static int32_t cut(const struct rig *r, int32_t most, bool uneven, struct attn_b
         for (int32_t p = 0, len; p < lengths[s]; p += len) {
             len = uneven ? 1 + (int32_t)(noise_u32(&seed) % (uint32_t)most) : most;
             if (len > lengths[s] - p) len = lengths[s] - p;
-            if (uneven && n % 13 == 4) out[n++] = (struct attn_block){0, 0, 0}; /* padding */
-            out[n++] = (struct attn_block){r->first[s] + p, len, s};
+            if (uneven && n % 13 == 4) out[n++] = (struct attn_block){0}; /* padding */
+            out[n++] = (struct attn_block){r->first[s] + p, len, s, 0};
         }
     return n;
 }
@@ -163,7 +188,7 @@ static int32_t single(const struct rig *r, int32_t step, struct attn_block *out)
     for (int32_t s = SEQS; s-- > 0;)
         for (int32_t p = 0; p < lengths[s]; p++)
             if ((r->first[s] + p) % step == 0 || p == lengths[s] - 1)
-                out[n++] = (struct attn_block){r->first[s] + p, 1, s};
+                out[n++] = (struct attn_block){r->first[s] + p, 1, s, 0};
     return n;
 }
 
@@ -262,6 +287,25 @@ static void check_values(const struct rig *r, const uint16_t *out)
     assert_true(sqrt(cpu_err / norm) < 0.002);
 }
 
+/* Decode of tokens that share whole chunks: those are read once for many tokens, then each goes on alone; with a few
+ * tokens their pairs are cut too. */
+static void check_shared(struct rig *r, const uint16_t *prefill, uint16_t *other, struct attn_block *blocks)
+{
+    if (!kernels_attn_shares(r->kernels)) return;
+    int32_t most = kernels_attn_tokens(r->kernels, ATTN_PREFILL), last = SEQS - 1;
+    static const int32_t begins[] = {530, 769, 1024}, counts[] = {200, 37, 1};
+    for (size_t c = 0; c < 3; c++) {
+        struct attn_block shared[200];
+        int32_t n_shared = 0, prefix = begins[c] / ATTN_CHUNK, token = r->first[last] + begins[c];
+        for (int32_t i = 0; i < counts[c]; i++)
+            blocks[i] = (struct attn_block){token + i, 1, last, i % 5 == 4 ? 0 : prefix}; /* some do without */
+        for (int32_t i = 0; i < counts[c]; i += most)
+            shared[n_shared++] = (struct attn_block){token + i, counts[c] - i < most ? counts[c] - i : most, last, prefix};
+        run_shared(r, ATTN_DECODE, blocks, counts[c], ATTN_CHUNK, shared, n_shared, other);
+        assert_int_equal(differences(r, blocks, counts[c], prefill, other), 0);
+    }
+}
+
 static void check(kv_type_t kv, int32_t hd, int32_t heads, int32_t kv_heads)
 {
     struct rig r;
@@ -277,14 +321,21 @@ static void check(kv_type_t kv, int32_t hd, int32_t heads, int32_t kv_heads)
     n = cut(&r, most, true, blocks);
     run(&r, ATTN_PREFILL, blocks, n, ATTN_CHUNK, other);
     assert_int_equal(differences(&r, blocks, n, prefill, other), 0);
+    n = cut(&r, kernels_attn_tokens(r.kernels, ATTN_SHORT), true, blocks);
+    run(&r, ATTN_SHORT, blocks, n, ATTN_CHUNK, other);
+    assert_int_equal(differences(&r, blocks, n, prefill, other), 0);
+    struct attn_block late = {r.first[SEQS] - 3, 3, SEQS - 1, 0}; /* one block: every pair is cut */
+    run(&r, ATTN_SHORT, &late, 1, ATTN_CHUNK, other);
+    assert_int_equal(differences(&r, &late, 1, prefill, other), 0);
     n = single(&r, 7, blocks);
     run(&r, ATTN_DECODE, blocks, n, ATTN_CHUNK, other);
     assert_int_equal(differences(&r, blocks, n, prefill, other), 0);
     for (int s = 0; s < SEQS; s += 3) { /* alone: cut over blocks of threads otherwise */
-        struct attn_block one = {r.first[s + 1] - 1, 1, s};
+        struct attn_block one = {r.first[s + 1] - 1, 1, s, 0};
         run(&r, ATTN_DECODE, &one, 1, ATTN_CHUNK, other);
         assert_int_equal(differences(&r, &one, 1, prefill, other), 0);
     }
+    check_shared(&r, prefill, other, blocks);
     /* A few at once: 2 to 3 blocks, every pair cut. */
     n = single(&r, 10000, blocks);
     run(&r, ATTN_DECODE, blocks, 3, ATTN_CHUNK, other);

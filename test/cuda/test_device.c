@@ -1,6 +1,6 @@
 /* test_device.c - the device layer on a GPU: memory, copies, graphs, errors. */
-#include "cuda/gpu.h"
 #include "backend/cuda/copy.h"
+#include "cuda/gpu.h"
 
 static struct gpu gpu;
 
@@ -10,8 +10,9 @@ static void about(void **state)
     const struct device_info *i = device_about(gpu.d);
     size_t have = 0;
     MUST(device_free_bytes(&have, gpu.d, &must_e));
-    printf("%s: %d SMs, %zu MiB (%zu free), L2 %zu MiB, %zu bytes of shared memory, CUDA %d\n", i->name, i->n_sms,
-           i->total_bytes >> 20, have >> 20, i->l2_bytes >> 20, i->smem_max_bytes, i->driver);
+    printf("%s: %d SMs, %zu MiB (%zu free), L2 %zu MiB, %zu bytes of shared memory, CUDA %d\n",
+           i->name, i->n_sms, i->total_bytes >> 20, have >> 20, i->l2_bytes >> 20,
+           i->smem_max_bytes, i->driver);
     assert_int_equal(i->major, 9);
     assert_true(have > 0 && have <= i->total_bytes);
 }
@@ -192,9 +193,10 @@ static void sticky(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(about),   cmocka_unit_test(open_errors),     cmocka_unit_test(kernel_errors),
-        cmocka_unit_test(regions), cmocka_unit_test(too_much_memory), cmocka_unit_test(pieces),
-        cmocka_unit_test(graphs),  cmocka_unit_test(sticky),
+        cmocka_unit_test(about),           cmocka_unit_test(open_errors),
+        cmocka_unit_test(kernel_errors),   cmocka_unit_test(regions),
+        cmocka_unit_test(too_much_memory), cmocka_unit_test(pieces),
+        cmocka_unit_test(graphs),          cmocka_unit_test(sticky),
     };
     if (!gpu_open(&gpu)) return 0;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

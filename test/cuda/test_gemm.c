@@ -57,7 +57,8 @@ static void setup_rows(struct setup *s, uint64_t *seed)
             if (p->data == DATA_WIDE) v *= exp2f(noise_f32(seed) * 12.0f);
             if (p->data == DATA_TINY) v *= 0x1p100f;
             if (p->data == DATA_CANCEL) v = k % 2 ? noise_f32(seed) : -v;
-            s->x[(size_t)r * (size_t)s->ldx + (size_t)k] = k < (int32_t)p->k ? f32_to_bf16(v) : 0x7fc0;
+            s->x[(size_t)r * (size_t)s->ldx + (size_t)k] =
+                k < (int32_t)p->k ? f32_to_bf16(v) : 0x7fc0;
         }
     for (int32_t r = 0; r < s->rows; r++)
         s->src[r] = p->n_x ? (int32_t)(noise_u32(seed) % (uint32_t)n_x) : r;
@@ -69,7 +70,8 @@ static void setup_rows(struct setup *s, uint64_t *seed)
 static struct setup setup_new(struct problem p)
 {
     struct setup s = {.p = p};
-    uint64_t seed = p.n * 31u + p.k * 7u + (uint64_t)p.n_groups + (uint64_t)p.format * 101u + (uint64_t)p.data;
+    uint64_t seed =
+        p.n * 31u + p.k * 7u + (uint64_t)p.n_groups + (uint64_t)p.format * 101u + (uint64_t)p.data;
     setup_rows(&s, &seed);
     s.w = mem_alloc((size_t)p.n_groups * sizeof *s.w);
     s.up = mem_alloc((size_t)p.n_groups * sizeof *s.up);
@@ -107,8 +109,8 @@ static void setup_free(struct setup *s)
     mem_free(s->base);
 }
 
-/* `hint`: as gemm_launch's rows.  Returns the whole output buffer; caller frees. */
-static void *run(struct setup *s, int64_t hint)
+/* By kernel `size`; < 0: as gemm_launch chooses.  Returns the whole output buffer; caller frees. */
+static void *run(struct setup *s, int size)
 {
     struct gemm_args a = {.x = (const void *)(uintptr_t)s->dx,
                           .src = s->p.n_x ? (const int32_t *)(uintptr_t)s->dsrc : NULL,
@@ -125,7 +127,10 @@ static void *run(struct setup *s, int64_t hint)
                           .out_kind = (int32_t)s->p.kind};
     void *out = mem_alloc(s->out_bytes + 4);
     queue_copy(gpu.q, s->dout, host_addr(s->base), s->out_bytes);
-    gemm_launch(&gemm, gpu.q, s->p.format, &a, hint, false);
+    if (size < 0)
+        gemm_launch(&gemm, gpu.q, s->p.format, &a, s->rows, false);
+    else
+        gemm_launch_size(&gemm, gpu.q, s->p.format, &a, size, false);
     gpu_read(&gpu, out, s->dout, s->out_bytes);
     return out;
 }
@@ -174,24 +179,32 @@ static void compare(const struct setup *s, const void *out)
                                    : ((const uint16_t *)out)[at] != ((const uint16_t *)s->base)[at];
         }
     if (bad)
-        fail_msg("%s n %u k %u rows %d kind %d data %d: %zu of %zu words differ", formats[p->format].name, p->n, p->k,
-                 s->rows, (int)p->kind, (int)p->data, bad, (size_t)s->rows * p->n);
+        fail_msg("%s n %u k %u rows %d kind %d data %d: %zu of %zu words differ",
+                 formats[p->format].name, p->n, p->k, s->rows, (int)p->kind, (int)p->data, bad,
+                 (size_t)s->rows * p->n);
     assert_true(off <= 2 + (size_t)s->rows * p->n / 200);
     mem_free(w);
     mem_free(u);
     mem_free(x);
 }
 
-/* Both sizes of tile. */
+/* Every size of tile. */
 static void check(struct problem p)
 {
     struct setup s = setup_new(p);
-    void *small = run(&s, 1), *large = run(&s, 1 << 30);
-    compare(&s, small);
-    if (memcmp(small, large, s.out_bytes) != 0) compare(&s, large);
-    assert_memory_equal(small, large, s.out_bytes);
-    mem_free(small);
-    mem_free(large);
+    void *chosen = run(&s, -1);
+    compare(&s, chosen);
+    for (int size = 0; size < GEMM_KERNELS_MAX; size++) {
+        if (!gemm.kernel[p.format][size].fn) continue;
+        void *other = run(&s, size);
+        if (memcmp(chosen, other, s.out_bytes) != 0) {
+            print_message("kernel %d\n", size);
+            compare(&s, other);
+        }
+        assert_memory_equal(chosen, other, s.out_bytes);
+        mem_free(other);
+    }
+    mem_free(chosen);
     setup_free(&s);
 }
 
@@ -203,8 +216,12 @@ static void dense_shapes(void **state)
     for (int f = 0; f < FORMAT_COUNT; f++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
             for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
-                check((struct problem){.format = (format_t)f, .n = shapes[i][0], .k = shapes[i][1], .n_groups = 1,
-                                       .sizes = &rows[r], .kind = (gemm_out_t)((i + r) % 4)});
+                check((struct problem){.format = (format_t)f,
+                                       .n = shapes[i][0],
+                                       .k = shapes[i][1],
+                                       .n_groups = 1,
+                                       .sizes = &rows[r],
+                                       .kind = (gemm_out_t)((i + r) % 4)});
 }
 
 static void long_k(void **state)
@@ -213,7 +230,11 @@ static void long_k(void **state)
     static const int32_t rows[] = {3, 37};
     for (int f = 0; f < FORMAT_COUNT; f++)
         for (size_t r = 0; r < 2; r++)
-            check((struct problem){.format = (format_t)f, .n = 136, .k = 2880, .n_groups = 1, .sizes = &rows[r],
+            check((struct problem){.format = (format_t)f,
+                                   .n = 136,
+                                   .k = 2880,
+                                   .n_groups = 1,
+                                   .sizes = &rows[r],
                                    .kind = r ? GEMM_F32 : GEMM_ADD});
 }
 
@@ -223,19 +244,27 @@ static void adversarial(void **state)
     static const int32_t rows[] = {29};
     for (int f = 0; f < FORMAT_COUNT; f++)
         for (int d = 1; d < DATA_KINDS; d++)
-            check((struct problem){.format = (format_t)f, .n = 128, .k = 512, .n_groups = 1, .sizes = rows,
-                                   .kind = GEMM_F32, .data = (data_kind_t)d});
+            check((struct problem){.format = (format_t)f,
+                                   .n = 128,
+                                   .k = 512,
+                                   .n_groups = 1,
+                                   .sizes = rows,
+                                   .kind = GEMM_F32,
+                                   .data = (data_kind_t)d});
 }
 
 /* Empty groups, one row, many; gathered rows. */
 static void groups(void **state)
 {
     (void)state;
-    static const int32_t uneven[] = {0, 1, 17, 0, 150, 8, 0}, one[] = {0, 0, 90, 0}, none[] = {0, 0, 0};
-    static const int32_t many[31] = {2, 0, 3, 1, 1, 1, 9, 40, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 5, 5, 5, 1, 2, 3, 4, 5, 6, 7, 8, 0};
+    static const int32_t uneven[] = {0, 1, 17, 0, 150, 8, 0}, one[] = {0, 0, 90, 0},
+                         none[] = {0, 0, 0};
+    static const int32_t many[31] = {2, 0, 3, 1, 1, 1, 9, 40, 1, 0, 0, 0, 0, 0, 0, 0,
+                                     0, 0, 5, 5, 5, 5, 1, 2,  3, 4, 5, 6, 7, 8, 0};
     for (int f = 0; f < FORMAT_COUNT; f++)
         for (int kind = 0; kind < 4; kind++) {
-            struct problem p = {.format = (format_t)f, .n = 192, .k = 256, .n_x = 40, .kind = (gemm_out_t)kind};
+            struct problem p = {
+                .format = (format_t)f, .n = 192, .k = 256, .n_x = 40, .kind = (gemm_out_t)kind};
             p.sizes = uneven, p.n_groups = 7, check(p);
             p.sizes = one, p.n_groups = 4, check(p);
             p.sizes = none, p.n_groups = 3, check(p);
@@ -251,19 +280,29 @@ static void batch_does_not_show(void **state)
     static const int32_t sizes[] = {300, 5, 64, 129, 1, 0, 33, 700};
     for (size_t i = 0; i < 3; i++)
         for (int second = 0; second < 2; second++) {
-            struct problem p = {.format = some[i], .n = second ? 2048 : 768, .k = second ? 768 : 2048, .n_groups = 8,
-                                .sizes = sizes, .n_x = second ? 0 : 200, .kind = second ? GEMM_BF16 : GEMM_SWIGLU};
+            struct problem p = {.format = some[i],
+                                .n = second ? 2048 : 768,
+                                .k = second ? 768 : 2048,
+                                .n_groups = 8,
+                                .sizes = sizes,
+                                .n_x = second ? 0 : 200,
+                                .kind = second ? GEMM_BF16 : GEMM_SWIGLU};
             struct setup s = setup_new(p);
-            uint16_t *all = run(&s, 1 << 30), *small = run(&s, 1), *one;
-            assert_memory_equal(all, small, s.out_bytes);
+            uint16_t *all = run(&s, -1), *one;
+            for (int size = 0; size < GEMM_KERNELS_MAX; size++) {
+                if (!gemm.kernel[p.format][size].fn) continue;
+                uint16_t *other = run(&s, size);
+                assert_memory_equal(all, other, s.out_bytes);
+                mem_free(other);
+            }
             int32_t first[9], row = s.first[3] + 77; /* row 77 of group 3 alone */
             for (int g = 0; g <= 8; g++)
                 first[g] = g <= 3 ? row : row + 1;
             queue_copy(gpu.q, s.dfirst, host_addr(first), sizeof first);
-            one = run(&s, 1);
-            assert_memory_equal(one + (size_t)row * (size_t)s.ldo, all + (size_t)row * (size_t)s.ldo, p.n * 2);
+            one = run(&s, 0);
+            assert_memory_equal(one + (size_t)row * (size_t)s.ldo,
+                                all + (size_t)row * (size_t)s.ldo, p.n * 2);
             mem_free(all);
-            mem_free(small);
             mem_free(one);
             setup_free(&s);
         }
@@ -283,7 +322,8 @@ int main(int argc, char **argv)
         return 1;
     }
     /* An argument: the few that a memory checker can run in a minute. */
-    int failed = argc > 1 ? cmocka_run_group_tests(few, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = argc > 1 ? cmocka_run_group_tests(few, NULL, NULL)
+                          : cmocka_run_group_tests(tests, NULL, NULL);
     gpu_close(&gpu);
     return failed;
 }

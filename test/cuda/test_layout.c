@@ -1,4 +1,5 @@
-/* test_layout.c - tiles are a permutation: device equals the definition, both ways, any bytes, odd shapes. */
+/* test_layout.c - tiles are a permutation: device equals the definition, both ways, any bytes, odd
+ * shapes. */
 #include "cuda/matrices.h"
 
 static struct gpu gpu;
@@ -13,12 +14,15 @@ static void unpack_on_device(const struct test_matrix *m, uint8_t *data, uint8_t
 {
     const struct format_parts *p = &m->parts;
     struct kernel k = {0};
-    devptr_t dd = gpu_new(&gpu, NULL, m->data_bytes), ds = gpu_new(&gpu, m->scale, m->scale_bytes + 4);
+    devptr_t dd = gpu_new(&gpu, NULL, m->data_bytes),
+             ds = gpu_new(&gpu, m->scale, m->scale_bytes + 4);
     if (tile_shape(p->format).group) queue_fill(gpu.q, ds, 0x55, m->scale_bytes);
-    MUST(device_kernel(&k, gpu.d, layout_cuda_kernel(p->format, false), sizeof(struct layout_args), 0, &must_e));
-    struct layout_args a = {(void *)(uintptr_t)m->tiles, (void *)(uintptr_t)dd, (void *)(uintptr_t)ds,
-                            (uint32_t)p->rows, (uint32_t)p->cols};
-    struct launch l = {.grid = {tile_blocks(a.cols), tile_panels(a.rows), 1}, .threads = LAYOUT_THREADS};
+    MUST(device_kernel(&k, gpu.d, layout_cuda_kernel(p->format, false), sizeof(struct layout_args),
+                       0, &must_e));
+    struct layout_args a = {(void *)(uintptr_t)m->tiles, (void *)(uintptr_t)dd,
+                            (void *)(uintptr_t)ds, (uint32_t)p->rows, (uint32_t)p->cols};
+    struct launch l = {.grid = {tile_blocks(a.cols), tile_panels(a.rows), 1},
+                       .threads = LAYOUT_THREADS};
     queue_launch(gpu.q, &k, l, &a);
     gpu_read(&gpu, data, dd, m->data_bytes);
     gpu_read(&gpu, scale, ds, m->scale_bytes);
@@ -40,7 +44,8 @@ static void round_trip(format_t f, size_t rows, size_t cols)
     uint8_t *data = mem_alloc(m.data_bytes), *scale = mem_alloc(m.scale_bytes + 1);
     uint32_t panels = tile_panels((uint32_t)rows), half = panels / 2;
     layout_cuda_pack(tiles, f, m.data, m.scale, (uint32_t)rows, (uint32_t)cols, 0, half);
-    layout_cuda_pack(tiles, f, m.data, m.scale, (uint32_t)rows, (uint32_t)cols, half, panels - half);
+    layout_cuda_pack(tiles, f, m.data, m.scale, (uint32_t)rows, (uint32_t)cols, half,
+                     panels - half);
     gpu_read(&gpu, got, m.tiles, m.tile_bytes);
     assert_memory_equal(got, tiles, m.tile_bytes);
     size_t ones = 0, ones_canonical = 0; /* a permutation keeps the number of set bits */
@@ -68,7 +73,8 @@ static void round_trip(format_t f, size_t rows, size_t cols)
 static void round_trips(void **state)
 {
     (void)state;
-    static const size_t shapes[][2] = {{1, 1}, {64, 64}, {65, 63}, {128, 96}, {200, 2880}, {7, 130}, {2880, 48}, {130, 257}};
+    static const size_t shapes[][2] = {{1, 1},      {64, 64}, {65, 63},   {128, 96},
+                                       {200, 2880}, {7, 130}, {2880, 48}, {130, 257}};
     for (int f = 0; f < FORMAT_COUNT; f++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
             round_trip((format_t)f, shapes[i][0], shapes[i][1]);

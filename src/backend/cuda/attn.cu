@@ -4,13 +4,13 @@
  * A column is one query head of one token; a block's columns share a KV head, so its keys are the 16 rows
  * of mma.sync m16n8k16 and the columns its n8 side.  An item is one chunk of one KV head of one block.
  *
- *   grid     one persistent block a multiprocessor; each takes an equal run of consecutive items
+ *   grid     persistent blocks, two a multiprocessor (one for 64 columns); each takes a run of items
  *   roles    warps 0-7: arithmetic; warp 8: copies K and V stages ahead, also across items
  *   memory   ring of stages (4 tiles = 64 keys of K or V, one bulk copy a tile, full and empty mbarriers);
- *            q and P as B fragments; per column: 8 warp maxima, maximum, fold factors, row sum
- *   a chunk  scores: warps 0-3 take the even stages, 4-7 the odd ones, a tile each; maximum over warps;
- *            P to shared memory; output: each warp owns 16 of head_dim (or 2 x 16) and walks all keys in
- *            order; one warp an n8 block sums P by lanes while it reads it; fold in registers
+ *            q and P as B fragments; 8 warp maxima, row sum and position of each column
+ *   a chunk  scores: warp w has tiles 2w and 2w + 1; maxima through shared memory; P to shared memory;
+ *            output: each warp owns 16 of head_dim (or 2 x 16) and walks all keys in order; one warp an
+ *            n8 block sums P by lanes on the way; fold in registers.  Two barriers.
  *   pairs    (block, KV head) that lie in one run are finished in registers; those cut by the border of
  *            a run leave (m, l, O) a chunk in `partial`, and the last one to arrive folds them in order
  *   bound    bytes of K and V: 4,390 GB/s.  A bf16 chunk of 128 KB is 4 us of one multiprocessor's share
@@ -35,11 +35,12 @@ struct shape {
     static constexpr uint32_t STAGE = TILE * STAGE_TILES;
     static constexpr uint32_t Q_BYTES = STEPS * NT * 32 * 8;
     static constexpr uint32_t P_BYTES = CHUNK_TILES * NT * 32 * 8;
+    static constexpr int AHEAD = NT <= 2 ? (STEPS * NT + WARPS - 1) / WARPS : 0; /* of the next q, a thread */
     static constexpr int STAGES = ATTN_STAGES(TYPE, HEAD_DIM, NT);
     static_assert(STAGE == ATTN_STAGE_BYTES(TYPE, HEAD_DIM), "kernels.h");
-    static_assert(Q_BYTES + P_BYTES + COLS * 4 * (WARPS + 7) + ATTN_STAGES_MAX * 16 == ATTN_FIXED_BYTES(HEAD_DIM, NT),
+    static_assert(Q_BYTES + P_BYTES + COLS * 4 * (WARPS + 2) + ATTN_STAGES_MAX * 16 == ATTN_FIXED_BYTES(HEAD_DIM, NT),
                   "kernels.h");
-    static_assert(STAGES >= 4, "ring");
+    static_assert(STAGES >= 4, "warps wait for a chunk's four K stages at once");
 };
 
 /* Shared memory, in this order. */
@@ -47,21 +48,16 @@ template <class S>
 struct map {
     uint32_t stages, full, empty;
     uint2 *q, *p;
-    float *warp_max, *max, *old, *fresh, *row_sum, *total;
-    int32_t *kind, *pos;
+    float *warp_max, *total;
+    int32_t *pos;
     __device__ __forceinline__ map(char *smem)
     {
         stages = smem_addr(smem);
         q = (uint2 *)(smem + S::STAGES * S::STAGE);
         p = q + S::Q_BYTES / 8;
         warp_max = (float *)(p + S::P_BYTES / 8);
-        max = warp_max + WARPS * S::COLS;
-        old = max + S::COLS;
-        fresh = old + S::COLS;
-        row_sum = fresh + S::COLS;
-        total = row_sum + S::COLS;
-        kind = (int32_t *)(total + S::COLS);
-        pos = kind + S::COLS;
+        total = warp_max + WARPS * S::COLS;
+        pos = (int32_t *)(total + S::COLS);
         full = smem_addr(pos + S::COLS);
         empty = full + ATTN_STAGES_MAX * 8;
     }
@@ -79,16 +75,27 @@ struct ring {
             phase ^= 1;
         }
     }
+    __device__ __forceinline__ ring plus(int n) const
+    {
+        ring r = *this;
+        for (int i = 0; i < n; i++)
+            r.next();
+        return r;
+    }
 };
 
-/* A walk over items. */
+/* A walk over items; chunks count from the end of the shared prefix. */
 struct cursor {
     int block, head, chunk, n_chunks;
     struct attn_span span;
     __device__ __forceinline__ void load(const struct attn_args &a)
     {
         span = a.spans[block];
-        n_chunks = chunk_count(span.n_keys, a.first_chunk);
+        n_chunks = chunk_count(span.n_keys, a.first_chunk) - span.prefix;
+    }
+    __device__ __forceinline__ struct chunk keys(const struct attn_args &a) const
+    {
+        return chunk_at(chunk + span.prefix, span.n_keys, a.first_chunk);
     }
     __device__ __forceinline__ void find(const struct attn_args &a, int item)
     {
@@ -127,7 +134,7 @@ __device__ __forceinline__ void produce(const struct attn_args &a, const map<sha
     struct cursor at;
     at.find(a, begin);
     for (int item = begin; item < end; item++, at.next(a)) {
-        struct chunk c = chunk_at(at.chunk, at.span.n_keys, a.first_chunk);
+        struct chunk c = at.keys(a);
         int n_tiles = (c.n + KV_ROWS - 1) / KV_ROWS;
         int64_t page = 0;
         if (lane < n_tiles) page = a.tables[at.span.seq * a.table_ld + c.key0 / KV_ROWS + lane];
@@ -147,7 +154,7 @@ __device__ __forceinline__ void produce(const struct attn_args &a, const map<sha
     }
 }
 
-/* One thread's part of the arithmetic: warps 0-7. */
+/* One thread's part of the arithmetic: warps 0-7.  Its columns are those of its accumulators: n * 8 + c2 + i. */
 template <kv_type_t TYPE, int HEAD_DIM, int NT>
 struct consumer {
     using S = shape<TYPE, HEAD_DIM, NT>;
@@ -155,10 +162,15 @@ struct consumer {
     const map<S> m;
     ring<S::STAGES> r;
     struct cursor at;
-    int warp, lane, g, c2;      /* row of an accumulator, first column of it */
-    float o[S::OWN][NT][4];     /* folded output */
-    float run_max, run_sum;     /* of column threadIdx.x, in threads below COLS */
-    struct fold last;           /* of that column, not yet applied to run_sum */
+    int warp, lane, g, c2;    /* row of an accumulator, first column of it */
+    float o[S::OWN][NT][4];   /* folded output */
+    float top[NT][2];         /* maximum of the columns so far */
+    struct fold f[NT][2];     /* how the chunk joins */
+    float chunk_max[NT][2];
+    /* The same of column block `warp`, in warps below NT, and its row sums. */
+    float own_top[2], own_max[2], sum[2], chunk_sum[2];
+    struct fold own[2];
+    uint2 ahead[S::AHEAD + 1]; /* q of the next pair */
 
     __device__ __forceinline__ consumer(const struct attn_args &args, const map<S> &map_)
         : a(args), m(map_), r{0, 0}, warp(threadIdx.x / 32), lane(threadIdx.x & 31), g(lane >> 2), c2((lane & 3) * 2)
@@ -175,134 +187,194 @@ struct consumer {
         return at.span.n * a.group;
     }
 
-    __device__ __forceinline__ size_t row_of(int col) /* of q and out, in heads */
+    __device__ __forceinline__ size_t row_of(const struct cursor &p, int col) /* of q and out, in heads */
     {
-        size_t token = at.span.token + col / a.group;
-        return token * (a.n_kv_heads * a.group) + at.head * a.group + col % a.group;
+        size_t token = p.span.token + col / a.group;
+        return token * (a.n_kv_heads * a.group) + p.head * a.group + col % a.group;
     }
 
-    /* q of all columns as B fragments (zeros past the last column), and the columns' positions. */
-    __device__ __forceinline__ void load_q(void)
+    /* B fragment i of q, 0 past the last column. */
+    __device__ __forceinline__ uint2 q_fragment(const struct cursor &p, int i)
     {
-        sync(); /* all have read the last pair's */
-        for (int i = threadIdx.x; i < S::STEPS * NT * 32; i += WARPS * 32) {
-            int col = i / 32 % NT * 8 + g, step = i / 32 / NT;
-            uint2 v = make_uint2(0, 0);
-            if (col < n_cols()) {
-                const uint16_t *q = a.q + row_of(col) * HEAD_DIM;
-                v.x = *(const uint32_t *)(q + q_elem<TYPE>(step, 0));
-                v.y = *(const uint32_t *)(q + q_elem<TYPE>(step, 1));
-            }
-            m.q[i] = v;
-        }
+        int col = i / 32 % NT * 8 + g, step = i / 32 / NT;
+        if (i >= S::STEPS * NT * 32 || col >= p.span.n * a.group) return make_uint2(0, 0);
+        const uint16_t *q = a.q + row_of(p, col) * HEAD_DIM;
+        return make_uint2(*(const uint32_t *)(q + q_elem<TYPE>(step, 0)), *(const uint32_t *)(q + q_elem<TYPE>(step, 1)));
+    }
+
+    __device__ __forceinline__ void fetch_ahead(const struct cursor &p)
+    {
+#pragma unroll
+        for (int i = 0; i < S::AHEAD; i++)
+            ahead[i] = q_fragment(p, threadIdx.x + i * WARPS * 32);
+    }
+
+    /* q of all columns to shared memory, and the columns' positions.  All warps are past the last pair's scores. */
+    __device__ __forceinline__ void start_pair(void)
+    {
+#pragma unroll
+        for (int i = 0; i < S::AHEAD; i++)
+            if (threadIdx.x + i * WARPS * 32 < S::STEPS * NT * 32) m.q[threadIdx.x + i * WARPS * 32] = ahead[i];
+        if (S::AHEAD == 0)
+            for (int i = threadIdx.x; i < S::STEPS * NT * 32; i += WARPS * 32)
+                m.q[i] = q_fragment(at, i);
         int col = threadIdx.x, first = at.span.n_keys - at.span.n;
         if (col < S::COLS) m.pos[col] = col < n_cols() ? first + col / a.group : at.span.n_keys - 1;
         sync();
     }
 
-    /* s = scaled scores of tile `t`, -inf where the key is none or comes after the column's token. */
-    __device__ __forceinline__ void scores(float s[NT][4], uint32_t tile, int key0, int end)
+    /* (m, l, O) of the shared prefix. */
+    __device__ __forceinline__ void load_state(void)
     {
 #pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                s[n][i] = 0.0f;
-        constexpr int HALF = S::STEPS < 8 ? S::STEPS : 8; /* steps whose fragments are held at once */
-#pragma unroll
-        for (int half = 0; half < S::STEPS; half += HALF) {
-            uint32_t k[HALF][4];
-#pragma unroll
-            for (int i = 0; i < HALF && half + i < S::STEPS; i += 2)
-                k_fragments<TYPE>(k + i, tile, (half + i) / 2);
-#pragma unroll
-            for (int i = 0; i < HALF && half + i < S::STEPS; i++)
-#pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    uint2 b = m.q[((half + i) * NT + n) * 32 + lane];
-                    uint32_t q[2] = {b.x, b.y};
-                    mma_m16n8k16_bf16(s[n], k[i], q);
-                }
+        for (int i = 0; i < 2; i++) {
+            size_t row = row_of(at, warp < NT ? min(warp * 8 + c2 + i, n_cols() - 1) : 0);
+            own_top[i] = a.state_ml[row * 2];
+            sum[i] = a.state_ml[row * 2 + 1];
         }
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int key = key0 + g + i / 2 * 8, last = m.pos[n * 8 + c2 + i % 2];
-                s[n][i] = key < end && key <= last ? __fmul_rn(s[n][i], a.scale) : ATTN_NONE;
+            for (int i = 0; i < 2; i++) {
+                size_t row = row_of(at, min(n * 8 + c2 + i, n_cols() - 1));
+                top[n][i] = a.state_ml[row * 2];
+#pragma unroll
+                for (int d = 0; d < S::OWN; d++)
+#pragma unroll
+                    for (int h = 0; h < 2; h++)
+                        if (warp + d * WARPS < S::STEPS)
+                            o[d][n][h * 2 + i] = a.state[row * HEAD_DIM + elem_of_row<TYPE>(warp + d * WARPS, h)];
             }
+    }
+
+    /* s = scaled scores of two neighbouring tiles, -inf where a key is none or comes after the column's token. */
+    __device__ __forceinline__ void scores(float s[2][NT][4], uint32_t tile, int key0, int end)
+    {
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    s[t][n][i] = 0.0f;
+#pragma unroll
+        for (int step = 0; step < S::STEPS; step += 4) {
+            uint32_t k[2][4][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                k_fragments<TYPE>(k[i / 2] + i % 2 * 2, tile + i / 2 * S::TILE, step / 2 + i % 2);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    uint2 b = m.q[((step + i) * NT + n) * 32 + lane];
+                    uint32_t q[2] = {b.x, b.y};
+                    mma_m16n8k16_bf16(s[0][n], k[0][i], q);
+                    mma_m16n8k16_bf16(s[1][n], k[1][i], q);
+                }
+        }
+        bool all = key0 + 2 * KV_ROWS <= end && key0 + 2 * KV_ROWS <= at.span.n_keys - at.span.n + 1;
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    s[t][n][i] = __fmul_rn(s[t][n][i], a.scale);
+        if (all) return;
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    int key = key0 + t * KV_ROWS + g + i / 2 * 8;
+                    if (key >= end || key > m.pos[n * 8 + c2 + i % 2]) s[t][n][i] = ATTN_NONE;
+                }
     }
 
     /* The warp's maximum of each column to shared memory. */
     __device__ __forceinline__ void warp_maxima(float s[2][NT][4])
     {
 #pragma unroll
-        for (int n = 0; n < NT; n++)
+        for (int n = 0; n < NT; n++) {
+            float x[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                float x = fmaxf(fmaxf(s[0][n][i], s[0][n][i + 2]), fmaxf(s[1][n][i], s[1][n][i + 2]));
+                x[i] = max_nan(max_nan(s[0][n][i], s[0][n][i + 2]), max_nan(s[1][n][i], s[1][n][i + 2]));
 #pragma unroll
                 for (int w = 4; w < 32; w *= 2)
-                    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, w));
-                if (lane < 4) m.warp_max[warp * S::COLS + n * 8 + c2 + i] = x;
+                    x[i] = max_nan(x[i], __shfl_xor_sync(FULL_WARP, x[i], w));
             }
+            if (lane < 4) *(float2 *)&m.warp_max[warp * S::COLS + n * 8 + c2] = make_float2(x[0], x[1]);
+        }
     }
 
-    __device__ __forceinline__ void add_last_sum(int col)
+    __device__ __forceinline__ void block_max(float out[2], int block)
     {
-        run_sum = fold_apply(run_sum, m.row_sum[col], last.old, last.fresh, last.kind);
+        out[0] = out[1] = ATTN_NONE;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            float2 x = *(const float2 *)&m.warp_max[w * S::COLS + block * 8 + c2];
+            out[0] = max_nan(out[0], x.x);
+            out[1] = max_nan(out[1], x.y);
+        }
     }
 
-    /* Column threads: the chunk's maximum, the last chunk's sum, the fold factors. */
+    /* The chunk's maxima and how it joins; every thread for its columns. */
     __device__ __forceinline__ void column_step(bool first)
     {
-        int col = threadIdx.x;
-        if (col >= S::COLS) return;
-        float mc = m.warp_max[col];
 #pragma unroll
-        for (int w = 1; w < WARPS; w++)
-            mc = fmaxf(mc, m.warp_max[w * S::COLS + col]);
-        if (!first) add_last_sum(col);
-        last = fold_begin(&run_max, mc, first);
-        m.max[col] = mc;
-        m.old[col] = last.old;
-        m.fresh[col] = last.fresh;
-        m.kind[col] = last.kind;
+        for (int n = 0; n < NT; n++) {
+            block_max(chunk_max[n], n);
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                f[n][i] = fold_begin(&top[n][i], chunk_max[n][i], first);
+        }
+        if (warp >= NT) return;
+        block_max(own_max, warp);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            own[i] = fold_begin(&own_top[i], own_max[i], first);
     }
 
     /* P of one tile as B fragments to shared memory. */
-    __device__ __forceinline__ void write_p(float s[NT][4], int tile)
+    __device__ __forceinline__ void write_p(const float s[NT][4], int tile)
     {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             float p[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float mc = m.max[n * 8 + c2 + i % 2];
-                p[i] = exp_cpu<true>(__fsub_rn(s[n][i], mc == ATTN_NONE ? 0.0f : mc));
+                float mc = chunk_max[n][i % 2];
+                p[i] = exp_weight(__fsub_rn(s[n][i], mc == ATTN_NONE ? 0.0f : mc));
             }
             m.p[(tile * NT + n) * 32 + lane] =
                 make_uint2(movmatrix_trans(bf16_pack(p[0], p[1])), movmatrix_trans(bf16_pack(p[2], p[3])));
         }
     }
 
-    __device__ __forceinline__ void sum_tile(float sum[4], uint2 p)
+    /* Lanes 2c, 2c + 1, 2c + 8, 2c + 9 of column g. */
+    __device__ __forceinline__ void sum_tile(float l[4], uint2 p)
     {
-        sum[0] = __fadd_rn(sum[0], bf16_lo(p.x)); /* lanes 2c, 2c + 1, 2c + 8, 2c + 9 of column g */
-        sum[1] = __fadd_rn(sum[1], bf16_hi(p.x));
-        sum[2] = __fadd_rn(sum[2], bf16_lo(p.y));
-        sum[3] = __fadd_rn(sum[3], bf16_hi(p.y));
+        l[0] = __fadd_rn(l[0], bf16_lo(p.x));
+        l[1] = __fadd_rn(l[1], bf16_hi(p.x));
+        l[2] = __fadd_rn(l[2], bf16_lo(p.y));
+        l[3] = __fadd_rn(l[3], bf16_hi(p.y));
     }
 
-    __device__ __forceinline__ void write_sum(const float sum[4])
+    /* chunk_sum = the lanes' tree, moved from column g to columns c2, c2 + 1. */
+    __device__ __forceinline__ void sum_lanes(const float l[4])
     {
-        float even = __fadd_rn(sum[0], sum[2]), odd = __fadd_rn(sum[1], sum[3]);
+        float even = __fadd_rn(l[0], l[2]), odd = __fadd_rn(l[1], l[3]);
 #pragma unroll
         for (int w = 2; w; w /= 2) {
             even = __fadd_rn(even, __shfl_xor_sync(FULL_WARP, even, w));
             odd = __fadd_rn(odd, __shfl_xor_sync(FULL_WARP, odd, w));
         }
-        if ((lane & 3) == 0) m.row_sum[warp * 8 + g] = __fadd_rn(even, odd);
+        float x = __fadd_rn(even, odd);
+        chunk_sum[0] = sum_of_chunk(__shfl_sync(FULL_WARP, x, c2 * 4), own_max[0]);
+        chunk_sum[1] = sum_of_chunk(__shfl_sync(FULL_WARP, x, c2 * 4 + 4), own_max[1]);
     }
 
     /* acc = P V over the chunk's tiles; the warps below NT also sum their column block's P. */
@@ -315,89 +387,83 @@ struct consumer {
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     acc[d][n][i] = 0.0f;
-        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float l[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         for (int t0 = 0; t0 < n_tiles; t0 += STAGE_TILES, r.next()) {
             mbarrier_wait(m.full + r.stage * 8, r.phase);
             uint32_t stage = m.stages + r.stage * S::STAGE;
             int n_here = n_tiles - t0;
+            uint32_t v[S::OWN][STAGE_TILES][4];
 #pragma unroll
-            for (int d = 0; d < S::OWN; d++) {
-                int block = warp + d * WARPS;
-                if (block >= S::STEPS) break;
-                uint32_t v[STAGE_TILES][4];
-                v_fragments<TYPE>(v, stage, S::TILE, block);
-                v_fragments<TYPE>(v + 2, stage + 2 * S::TILE, S::TILE, block);
-#pragma unroll
-                for (int t = 0; t < STAGE_TILES; t++) {
-                    if (t >= n_here) break;
-#pragma unroll
-                    for (int n = 0; n < NT; n++) {
-                        uint2 b = m.p[((t0 + t) * NT + n) * 32 + lane];
-                        uint32_t p[2] = {b.x, b.y};
-                        mma_m16n8k16_bf16(acc[d][n], v[t], p);
-                    }
+            for (int d = 0; d < S::OWN; d++)
+                if (warp + d * WARPS < S::STEPS) {
+                    v_fragments<TYPE>(v[d], stage, S::TILE, warp + d * WARPS);
+                    v_fragments<TYPE>(v[d] + 2, stage + 2 * S::TILE, S::TILE, warp + d * WARPS);
                 }
+#pragma unroll
+            for (int t = 0; t < STAGE_TILES; t++) {
+                if (t >= n_here) break;
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    uint2 b = m.p[((t0 + t) * NT + n) * 32 + lane];
+                    uint32_t p[2] = {b.x, b.y};
+#pragma unroll
+                    for (int d = 0; d < S::OWN; d++)
+                        if (warp + d * WARPS < S::STEPS) mma_m16n8k16_bf16(acc[d][n], v[d][t], p);
+                }
+                if (warp < NT) sum_tile(l, m.p[((t0 + t) * NT + warp) * 32 + lane]);
             }
-            if (warp < NT)
-                for (int t = 0; t < STAGE_TILES && t < n_here; t++)
-                    sum_tile(sum, m.p[((t0 + t) * NT + warp) * 32 + lane]);
             __syncwarp();
             if (lane == 0) mbarrier_arrive(m.empty + r.stage * 8);
         }
-        if (warp < NT) write_sum(sum);
+        if (warp < NT) sum_lanes(l);
     }
 
-    /* Through the chunk: afterwards acc, m.row_sum and the factors are the chunk's. */
-    __device__ __forceinline__ void chunk(float acc[S::OWN][NT][4], bool first)
+    /* Through the chunk: afterwards acc, chunk_max, chunk_sum and f are the chunk's. */
+    __device__ __forceinline__ void chunk(float acc[S::OWN][NT][4], bool first, bool fetch, const struct cursor &next)
     {
-        struct chunk c = chunk_at(at.chunk, at.span.n_keys, a.first_chunk);
-        int n_tiles = (c.n + KV_ROWS - 1) / KV_ROWS, own = warp & (STAGE_TILES - 1);
+        struct chunk c = at.keys(a);
+        int n_tiles = (c.n + KV_ROWS - 1) / KV_ROWS, n_stages = (n_tiles + STAGE_TILES - 1) / STAGE_TILES;
+        int tile = warp * 2, in_stage = tile % STAGE_TILES;
         float s[2][NT][4];
+        if (warp / 2 < n_stages) { /* two warps a stage: each counts for four at its barrier */
+            ring<S::STAGES> own = r.plus(warp / 2);
+            mbarrier_wait(m.full + own.stage * 8, own.phase);
+            scores(s, m.stages + own.stage * S::STAGE + in_stage * S::TILE, c.key0 + tile * KV_ROWS, c.key0 + c.n);
+            __syncwarp();
+            if (lane < WARPS / 2) mbarrier_arrive(m.empty + own.stage * 8);
+        } else {
 #pragma unroll
-        for (int i = 0; i < 4; i++) { /* stage i; warps 0-3 have even ones, 4-7 odd ones */
-            bool mine = (i & 1) == warp / STAGE_TILES, there = i * STAGE_TILES < n_tiles;
-            int tile = i * STAGE_TILES + own;
-            if (there) mbarrier_wait(m.full + r.stage * 8, r.phase);
-            if (mine && tile < n_tiles)
-                scores(s[i / 2], m.stages + r.stage * S::STAGE + own * S::TILE, c.key0 + tile * KV_ROWS, c.key0 + c.n);
-            else if (mine)
+            for (int n = 0; n < NT; n++)
 #pragma unroll
-                for (int n = 0; n < NT; n++)
-#pragma unroll
-                    for (int j = 0; j < 4; j++)
-                        s[i / 2][n][j] = ATTN_NONE;
-            if (there) {
-                __syncwarp();
-                if (lane == 0) mbarrier_arrive(m.empty + r.stage * 8);
-                r.next();
-            }
+                for (int i = 0; i < 4; i++)
+                    s[0][n][i] = s[1][n][i] = ATTN_NONE;
         }
+        r = r.plus(n_stages);
         warp_maxima(s);
         sync();
         column_step(first);
-        sync();
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int tile = (i * 2 + warp / STAGE_TILES) * STAGE_TILES + own;
-            if (tile < n_tiles) write_p(s[i], tile);
-        }
+        if (tile < n_tiles) write_p(s[0], tile);
+        if (tile + 1 < n_tiles) write_p(s[1], tile + 1);
+        if (fetch) fetch_ahead(next);
         sync();
         output(acc, n_tiles);
     }
 
-    __device__ __forceinline__ void fold_into(const float acc[S::OWN][NT][4])
+    __device__ __forceinline__ void fold_into(const float acc[S::OWN][NT][4], bool first)
     {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            sum[i] = fold_apply(sum[i], chunk_sum[i], own[i], own_max[i], first);
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                int col = n * 8 + c2 + i, kind = m.kind[col];
-                float old = m.old[col], fresh = m.fresh[col];
 #pragma unroll
                 for (int d = 0; d < S::OWN; d++)
 #pragma unroll
                     for (int h = 0; h < 2; h++)
-                        o[d][n][h * 2 + i] = fold_apply(o[d][n][h * 2 + i], acc[d][n][h * 2 + i], old, fresh, kind);
+                        o[d][n][h * 2 + i] = fold_apply(o[d][n][h * 2 + i], acc[d][n][h * 2 + i], f[n][i],
+                                                        chunk_max[n][i], first);
             }
     }
 
@@ -409,11 +475,7 @@ struct consumer {
 
     __device__ __forceinline__ void finish(void)
     {
-        sync();
-        if (threadIdx.x < S::COLS) {
-            add_last_sum(threadIdx.x);
-            m.total[threadIdx.x] = run_sum;
-        }
+        if (warp < NT && lane < 4) *(float2 *)&m.total[warp * 8 + c2] = make_float2(sum[0], sum[1]);
         sync();
 #pragma unroll
         for (int n = 0; n < NT; n++)
@@ -421,7 +483,7 @@ struct consumer {
             for (int i = 0; i < 2; i++) {
                 int col = n * 8 + c2 + i;
                 if (col >= n_cols()) continue;
-                uint16_t *out = a.out + row_of(col) * HEAD_DIM;
+                uint16_t *out = a.out + row_of(at, col) * HEAD_DIM;
 #pragma unroll
                 for (int d = 0; d < S::OWN; d++)
 #pragma unroll
@@ -439,38 +501,54 @@ struct consumer {
 
     __device__ __forceinline__ void leave(const float acc[S::OWN][NT][4], float *to)
     {
-        sync(); /* m.row_sum is whole */
-        if (threadIdx.x < n_cols()) {
-            to[S::COLS * HEAD_DIM + threadIdx.x] = m.max[threadIdx.x];
-            to[S::COLS * (HEAD_DIM + 1) + threadIdx.x] = m.row_sum[threadIdx.x];
+        if (warp < NT && lane < 4) {
+            *(float2 *)&to[S::COLS * HEAD_DIM + warp * 8 + c2] = make_float2(own_max[0], own_max[1]);
+            *(float2 *)&to[S::COLS * (HEAD_DIM + 1) + warp * 8 + c2] = make_float2(chunk_sum[0], chunk_sum[1]);
         }
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int col = n * 8 + c2 + i % 2;
+            for (int i = 0; i < 2; i++) {
+                int col = n * 8 + c2 + i;
                 if (col >= n_cols()) continue;
 #pragma unroll
                 for (int d = 0; d < S::OWN; d++)
-                    if (warp + d * WARPS < S::STEPS)
-                        to[col * HEAD_DIM + elem_of_row<TYPE>(warp + d * WARPS, i / 2)] = acc[d][n][i];
+#pragma unroll
+                    for (int h = 0; h < 2; h++)
+                        if (warp + d * WARPS < S::STEPS)
+                            to[col * HEAD_DIM + elem_of_row<TYPE>(warp + d * WARPS, h)] = acc[d][n][h * 2 + i];
             }
     }
 
-    /* All chunks of a cut pair, left to right; one thread an element. */
+    /* All chunks of a cut pair, left to right; one thread four elements. */
     __device__ __forceinline__ void fold_slots(int owner)
     {
-        for (int i = threadIdx.x; i < n_cols() * HEAD_DIM; i += WARPS * 32) {
-            int col = i / HEAD_DIM;
-            float top = 0.0f, sum = 0.0f, x = 0.0f;
-#pragma unroll 4
-            for (int c = 0; c < at.n_chunks; c++) {
-                const float *s = slot(owner, c);
-                struct fold f = fold_begin(&top, __ldcg(s + S::COLS * HEAD_DIM + col), c == 0);
-                sum = fold_apply(sum, __ldcg(s + S::COLS * (HEAD_DIM + 1) + col), f.old, f.fresh, f.kind);
-                x = fold_apply(x, __ldcg(s + i), f.old, f.fresh, f.kind);
+        constexpr int QUADS = HEAD_DIM / 4;
+        for (int i = threadIdx.x; i < n_cols() * QUADS; i += WARPS * 32) {
+            int col = i / QUADS;
+            float high = 0.0f, l = 0.0f;
+            float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            bool go_on = at.span.prefix > 0;
+            if (go_on) {
+                high = a.state_ml[row_of(at, col) * 2];
+                l = a.state_ml[row_of(at, col) * 2 + 1];
+                x = *(const float4 *)(a.state + row_of(at, col) * HEAD_DIM + i % QUADS * 4);
             }
-            a.out[row_of(col) * HEAD_DIM + i % HEAD_DIM] = result(x, sum);
+#pragma unroll 8
+            for (int c = 0; c < at.n_chunks; c++) {
+                const float *from = slot(owner, c);
+                float mc = __ldcg(from + S::COLS * HEAD_DIM + col), lc = __ldcg(from + S::COLS * (HEAD_DIM + 1) + col);
+                float4 o_ = __ldcg((const float4 *)from + i);
+                bool first = c == 0 && !go_on;
+                struct fold j = fold_begin(&high, mc, first);
+                l = fold_apply(l, lc, j, mc, first);
+                x.x = fold_apply(x.x, o_.x, j, mc, first);
+                x.y = fold_apply(x.y, o_.y, j, mc, first);
+                x.z = fold_apply(x.z, o_.z, j, mc, first);
+                x.w = fold_apply(x.w, o_.w, j, mc, first);
+            }
+            ushort4 out = make_ushort4(result(x.x, l), result(x.y, l), result(x.z, l), result(x.w, l));
+            *(ushort4 *)(a.out + row_of(at, col) * HEAD_DIM + i % QUADS * 4) = out;
         }
     }
 
@@ -483,38 +561,44 @@ struct consumer {
             uint32_t *arrived = a.arrived + (size_t)at.block * a.n_kv_heads + at.head;
             bool done = atomicAdd(arrived, (uint32_t)n) + n == at.n_chunks;
             if (done) *arrived = 0;
-            m.kind[0] = done;
+            m.total[0] = done ? 1.0f : 0.0f;
         }
         sync();
-        if (!m.kind[0]) return;
+        if (m.total[0] == 0.0f) return;
         __threadfence();
         fold_slots(owner);
     }
 
-    __device__ __forceinline__ void run(int begin, int end, int64_t n_items)
+    __device__ __forceinline__ void run(int begin, int end, int length)
     {
         at.find(a, begin);
+        fetch_ahead(at);
         int n_left = 0, owner = 0;
         bool whole = false;
-        for (int item = begin; item < end; item++, at.next(a)) {
-            bool first = at.chunk == 0, final = at.chunk == at.n_chunks - 1;
+        for (int item = begin; item < end; item++) {
+            bool begins = at.chunk == 0, final = at.chunk == at.n_chunks - 1, more = item + 1 < end;
+            bool first = begins && at.span.prefix == 0;
             float acc[S::OWN][NT][4];
-            if (first || item == begin) {
+            struct cursor next = at;
+            if (more) next.next(a);
+            if (begins || item == begin) {
                 int start = item - at.chunk;
                 whole = start >= begin && start + at.n_chunks <= end;
-                owner = (int)((((int64_t)start + 1) * gridDim.x - 1) / n_items);
+                owner = start / length;
                 n_left = 0;
-                load_q();
+                if (whole && !first) load_state();
+                start_pair();
             }
-            chunk(acc, first || !whole);
+            chunk(acc, first || !whole, final && more, next);
             if (whole) {
-                fold_into(acc);
+                fold_into(acc, first);
                 if (final) finish();
-                continue;
+            } else {
+                leave(acc, slot(owner, at.chunk));
+                n_left++;
+                if (final || !more) arrive(owner, n_left);
             }
-            leave(acc, slot(owner, at.chunk));
-            n_left++;
-            if (final || item == end - 1) arrive(owner, n_left);
+            at = next;
         }
     }
 };
@@ -535,14 +619,15 @@ __device__ __forceinline__ void attend(const struct attn_args &a)
     }
     __syncthreads();
     griddepcontrol_wait();
-    int64_t n_items = a.spans[a.n_blocks].first;
-    int begin = (int)(n_items * blockIdx.x / gridDim.x), end = (int)(n_items * (blockIdx.x + 1) / gridDim.x);
+    /* Runs of equal length, so that pairs of equal length are seldom cut. */
+    int n_items = a.spans[a.n_blocks].first, length = a.spans[a.n_blocks].token;
+    int begin = min(n_items, (int)blockIdx.x * length), end = min(n_items, begin + length);
     if (begin == end) return;
     if (threadIdx.x >= WARPS * 32) {
         produce<TYPE, HEAD_DIM, NT>(a, m, begin, end);
     } else {
         consumer<TYPE, HEAD_DIM, NT> c(a, m);
-        c.run(begin, end, n_items);
+        c.run(begin, end, length);
     }
 }
 
@@ -557,9 +642,9 @@ extern "C" __global__ void __launch_bounds__(32) attn_plan(const __grid_constant
         int i = i0 + lane, items = 0;
         if (i < a.n_blocks) {
             struct attn_block b = a.blocks[i];
-            int n_keys = b.n > 0 ? a.pos[b.token + b.n - 1] + 1 : 0;
-            s = {0, b.token, b.n, b.seq, n_keys};
-            items = chunk_count(n_keys, a.first_chunk) * a.n_kv_heads;
+            int n_keys = b.n <= 0 ? 0 : a.of_prefix ? b.prefix * ATTN_CHUNK : a.pos[b.token + b.n - 1] + 1;
+            s = {0, b.token, b.n, b.seq, n_keys, n_keys && !a.of_prefix ? b.prefix : 0};
+            items = (chunk_count(n_keys, a.first_chunk) - s.prefix) * a.n_kv_heads;
         }
         int sum = items;
         for (int w = 1; w < 32; w *= 2) {
@@ -567,13 +652,14 @@ extern "C" __global__ void __launch_bounds__(32) attn_plan(const __grid_constant
             if (lane >= w) sum += x;
         }
         s.first = before + sum - items;
+        if (i == a.n_blocks) s.token = (s.first + a.n_runs - 1) / a.n_runs;
         if (i <= a.n_blocks) a.spans[i] = s;
         before += __shfl_sync(FULL_WARP, sum, 31);
     }
 }
 
 #define ATTN(name, type, head_dim, nt)                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, ATTN_PER_SM(head_dim, nt))               \
         attn_##name##_##head_dim##_##nt(const __grid_constant__ struct attn_args a)                \
     {                                                                                              \
         attend<type, head_dim, nt>(a);                                                             \

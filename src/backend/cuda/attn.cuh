@@ -9,6 +9,11 @@
 
 #define ATTN_NONE MINUS_INF /* the maximum over no key */
 
+__device__ __forceinline__ void bar_arrive(uint32_t id, uint32_t threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 struct chunk {
     int key0, n; /* keys [key0, key0 + n) */
 };
@@ -26,33 +31,31 @@ __device__ __forceinline__ int chunk_count(int n_keys, int first_chunk)
     return n_keys <= 0 ? 0 : rest <= 0 ? 1 : 1 + (rest + ATTN_CHUNK - 1) / ATTN_CHUNK;
 }
 
-/* How a chunk joins those before it: o = chunk * fresh + o * old, with exceptions in `kind`. */
-enum { FOLD_FIRST, FOLD_ADD, FOLD_SKIP };
-
+/* How a chunk joins those before it: o = chunk * fresh + o * old; the first one is o, and one in which this query
+ * sees no key leaves o as it is. */
 struct fold {
     float old, fresh;
-    int kind;
 };
+
+/* The row sum of a chunk whose maximum is NaN is NaN, since exp_weight does not tell. */
+__device__ __forceinline__ float sum_of_chunk(float l, float mc)
+{
+    return mc == mc ? l : mc;
+}
 
 /* m: the maximum so far, updated; mc: the chunk's, ATTN_NONE if this query sees none of its keys. */
 __device__ __forceinline__ struct fold fold_begin(float *m, float mc, bool first)
 {
-    struct fold f = {0.0f, 1.0f, FOLD_FIRST};
-    if (first) {
-        *m = mc;
-        return f;
-    }
-    if (mc == ATTN_NONE) return {1.0f, 0.0f, FOLD_SKIP};
-    float top = *m > mc ? *m : mc;
-    f = {exp_cpu<true>(__fsub_rn(*m, top)), exp_cpu<true>(__fsub_rn(mc, top)), FOLD_ADD};
+    float top = first || *m < mc ? mc : *m;
+    struct fold f = {exp_cpu<true>(__fsub_rn(*m, top)), exp_cpu<true>(__fsub_rn(mc, top))};
     *m = top;
     return f;
 }
 
-__device__ __forceinline__ float fold_apply(float so_far, float chunk, float old, float fresh, int kind)
+__device__ __forceinline__ float fold_apply(float so_far, float chunk, struct fold f, float mc, bool first)
 {
-    float sum = __fmaf_rn(chunk, fresh, __fmul_rn(so_far, old));
-    return kind == FOLD_FIRST ? chunk : kind == FOLD_SKIP ? so_far : sum;
+    float sum = __fmaf_rn(chunk, f.fresh, __fmul_rn(so_far, f.old));
+    return first ? chunk : mc == ATTN_NONE ? so_far : sum;
 }
 
 #endif

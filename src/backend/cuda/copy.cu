@@ -2,7 +2,8 @@
 
 enum { WIDE = COPY_PIECE / (COPY_THREADS * 16) };
 
-extern "C" __global__ void __launch_bounds__(COPY_THREADS) copy_pieces(const __grid_constant__ struct copy_args a)
+extern "C" __global__ void __launch_bounds__(COPY_THREADS)
+    copy_pieces(const __grid_constant__ struct copy_args a)
 {
     struct copy_piece p = a.pieces[blockIdx.x];
     char *dst = (char *)p.dst;
@@ -13,10 +14,12 @@ extern "C" __global__ void __launch_bounds__(COPY_THREADS) copy_pieces(const __g
         uint4 v[WIDE]; /* all loads are in flight before the first store */
 #pragma unroll
         for (int i = 0; i < WIDE; i++)
-            if (threadIdx.x + i * COPY_THREADS < n) v[i] = __ldcs((const uint4 *)src + threadIdx.x + i * COPY_THREADS);
+            if (threadIdx.x + i * COPY_THREADS < n)
+                v[i] = __ldcs((const uint4 *)src + threadIdx.x + i * COPY_THREADS);
 #pragma unroll
         for (int i = 0; i < WIDE; i++)
-            if (threadIdx.x + i * COPY_THREADS < n) __stcs((uint4 *)dst + threadIdx.x + i * COPY_THREADS, v[i]);
+            if (threadIdx.x + i * COPY_THREADS < n)
+                __stcs((uint4 *)dst + threadIdx.x + i * COPY_THREADS, v[i]);
         done = n * 16;
     }
     for (uint32_t i = done + threadIdx.x; i < p.bytes; i += COPY_THREADS)

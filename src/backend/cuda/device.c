@@ -4,7 +4,7 @@
 #include <string.h>
 
 #define STR_(x) #x
-#define STR(x) STR_(x)
+#define STR(x)  STR_(x)
 
 err_t driver_check(const struct driver *cu, CUresult r, struct err *e, const char *what)
 {
@@ -20,14 +20,15 @@ static err_t driver_open(struct driver *cu, struct err *e)
 {
     struct driver got = {.handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)};
     if (!got.handle)
-        return err_set(e, ERR_NOTFOUND, "no CUDA driver: libcuda.so.1 was not found; a GPU needs NVIDIA's "
-                                        "driver 580 or newer");
+        return err_set(e, ERR_NOTFOUND,
+                       "no CUDA driver: libcuda.so.1 was not found; a GPU needs NVIDIA's "
+                       "driver 580 or newer");
     const char *missing = NULL;
     void *p;
     int version = 0;
-#define X(f)                                                                                       \
-    p = dlsym(got.handle, STR(f));                                                                 \
-    if (!p && !missing) missing = STR(f);                                                          \
+#define X(f)                              \
+    p = dlsym(got.handle, STR(f));        \
+    if (!p && !missing) missing = STR(f); \
     memcpy(&got.f, &p, sizeof p);
     DRIVER_LIST(X)
 #undef X
@@ -35,7 +36,8 @@ static err_t driver_open(struct driver *cu, struct err *e)
     int need = CUDA_VERSION / 1000 * 1000; /* what nvcc N.x compiled, a driver of N.0 loads */
     if (missing || version < need) {
         dlclose(got.handle);
-        return err_set(e, ERR_UNSUPPORTED, "CUDA driver too old: it supports CUDA %d.%d, this binary needs %d.%d%s%s",
+        return err_set(e, ERR_UNSUPPORTED,
+                       "CUDA driver too old: it supports CUDA %d.%d, this binary needs %d.%d%s%s",
                        version / 1000, version % 1000 / 10, need / 1000, need % 1000 / 10,
                        missing ? "; it has no " : "", missing ? missing : "");
     }
@@ -48,12 +50,14 @@ static err_t find_device(struct device *d, int ordinal, struct err *e)
     const struct driver *cu = &d->cu;
     int n = 0;
     CUresult r = cu->cuInit(0);
-    if (r == CUDA_ERROR_NO_DEVICE) return err_set(e, ERR_NOTFOUND, "no GPU: the CUDA driver sees none");
+    if (r == CUDA_ERROR_NO_DEVICE)
+        return err_set(e, ERR_NOTFOUND, "no GPU: the CUDA driver sees none");
     err_t rc = driver_check(cu, r, e, "starting the CUDA driver");
     if (rc == OK) rc = driver_check(cu, cu->cuDeviceGetCount(&n), e, "counting GPUs");
     if (rc != OK) return rc;
     if (ordinal < 0 || ordinal >= n)
-        return err_set(e, ERR_NOTFOUND, "GPU %d: the CUDA driver sees %d (0 .. %d)", ordinal, n, n - 1);
+        return err_set(e, ERR_NOTFOUND, "GPU %d: the CUDA driver sees %d (0 .. %d)", ordinal, n,
+                       n - 1);
     return driver_check(cu, cu->cuDeviceGet(&d->dev, ordinal), e, "opening the GPU");
 }
 
@@ -82,7 +86,8 @@ static err_t read_info(struct device *d, struct err *e)
     i->l2_bytes = (size_t)l2;
     i->smem_max_bytes = (size_t)smem;
     if (i->major != 9 || i->minor != 0)
-        return err_set(e, ERR_UNSUPPORTED, "%s has compute capability %d.%d; the kernels are for 9.0 (H100, H200)",
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s has compute capability %d.%d; the kernels are for 9.0 (H100, H200)",
                        i->name, i->major, i->minor);
     return OK;
 }
@@ -104,8 +109,8 @@ static err_t check_memory(struct device *d, size_t need, struct err *e)
     size_t have;
     err_t rc = device_free_bytes(&have, d, e);
     if (rc != OK || have >= need) return rc;
-    return err_set(e, ERR_NOMEM, "%s has %zu MiB free of %zu; %zu MiB are needed", d->info.name, have >> 20,
-                   d->info.total_bytes >> 20, (need + (1u << 20) - 1) >> 20);
+    return err_set(e, ERR_NOMEM, "%s has %zu MiB free of %zu; %zu MiB are needed", d->info.name,
+                   have >> 20, d->info.total_bytes >> 20, (need + (1u << 20) - 1) >> 20);
 }
 
 err_t device_open(struct device **out, int ordinal, size_t need_bytes, struct err *e)
@@ -115,10 +120,12 @@ err_t device_open(struct device **out, int ordinal, size_t need_bytes, struct er
     if (rc == OK) rc = find_device(d, ordinal, e);
     if (rc == OK) rc = read_info(d, e);
     if (rc == OK) {
-        rc = driver_check(&d->cu, d->cu.cuDevicePrimaryCtxRetain(&d->ctx, d->dev), e, "opening the GPU's context");
+        rc = driver_check(&d->cu, d->cu.cuDevicePrimaryCtxRetain(&d->ctx, d->dev), e,
+                          "opening the GPU's context");
         if (rc != OK) d->ctx = NULL;
     }
-    if (rc == OK) rc = driver_check(&d->cu, d->cu.cuCtxSetCurrent(d->ctx), e, "using the GPU's context");
+    if (rc == OK)
+        rc = driver_check(&d->cu, d->cu.cuCtxSetCurrent(d->ctx), e, "using the GPU's context");
     if (rc == OK) rc = check_memory(d, need_bytes, e);
     if (rc == OK) rc = load_modules(d, e);
     if (rc != OK) {
@@ -175,18 +182,23 @@ err_t device_kernel(struct kernel *out, struct device *d, const char *name, size
     if (!f) return err_set(e, ERR_NOTFOUND, "kernel %s: not in this binary", name);
     size_t offset, size, more;
     CUresult r = cu->cuFuncGetParamInfo(f, 0, &offset, &size);
-    if (r == CUDA_SUCCESS && (size != args_bytes || cu->cuFuncGetParamInfo(f, 1, &offset, &more) == CUDA_SUCCESS))
-        return err_set(e, ERR_SYSTEM, "kernel %s: takes one parameter of %zu bytes, not %zu", name, size, args_bytes);
+    if (r == CUDA_SUCCESS &&
+        (size != args_bytes || cu->cuFuncGetParamInfo(f, 1, &offset, &more) == CUDA_SUCCESS))
+        return err_set(e, ERR_SYSTEM, "kernel %s: takes one parameter of %zu bytes, not %zu", name,
+                       size, args_bytes);
     if (r == CUDA_SUCCESS)
-        r = cu->cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)smem_bytes);
+        r = cu->cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                   (int)smem_bytes);
     err_t rc = driver_check(cu, r, e, name);
     if (rc == OK) *out = (struct kernel){f, name, (uint32_t)smem_bytes};
     return rc;
 }
 
-err_t device_occupancy(int *out, struct device *d, const struct kernel *k, int threads, struct err *e)
+err_t device_occupancy(int *out, struct device *d, const struct kernel *k, int threads,
+                       struct err *e)
 {
     return driver_check(&d->cu,
-                        d->cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(out, (CUfunction)k->fn, threads, k->smem_bytes),
+                        d->cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(out, (CUfunction)k->fn,
+                                                                          threads, k->smem_bytes),
                         e, k->name);
 }

@@ -45,15 +45,15 @@ struct region;
 struct device_info {
     char name[96];
     int n_sms;
-    int major, minor;      /* compute capability */
-    int driver;            /* 13010: CUDA 13.1 */
-    size_t total_bytes;    /* of the device's memory */
+    int major, minor;   /* compute capability */
+    int driver;         /* 13010: CUDA 13.1 */
+    size_t total_bytes; /* of the device's memory */
     size_t l2_bytes;
     size_t smem_max_bytes; /* dynamic shared memory a block may have */
 };
 
-/* Open GPU `ordinal` (of CUDA_VISIBLE_DEVICES).  Errors, each naming what was found and what is needed:
- * built without CUDA, no driver, driver too old, no such device, compute capability not 9.0
+/* Open GPU `ordinal` (of CUDA_VISIBLE_DEVICES).  Errors, each naming what was found and what is
+ * needed: built without CUDA, no driver, driver too old, no such device, compute capability not 9.0
  * (ERR_UNSUPPORTED, ERR_NOTFOUND), fewer than `need_bytes` free (ERR_NOMEM; 0: not asked). */
 err_t device_open(struct device **out, int ordinal, size_t need_bytes, struct err *e) MUST_USE;
 void device_close(struct device *d); /* NULL is fine; free queues, regions, ... before */
@@ -71,7 +71,8 @@ struct kernel {
 err_t device_kernel(struct kernel *out, struct device *d, const char *name, size_t args_bytes,
                     size_t smem_bytes, struct err *e) MUST_USE;
 /* Blocks of `threads` that fit on one SM. */
-err_t device_occupancy(int *out, struct device *d, const struct kernel *k, int threads, struct err *e) MUST_USE;
+err_t device_occupancy(int *out, struct device *d, const struct kernel *k, int threads,
+                       struct err *e) MUST_USE;
 
 /* --- memory */
 /* Plain device memory, for small and lasting things.  Not zeroed. */
@@ -95,8 +96,8 @@ err_t region_unmap(struct region *r, struct err *e) MUST_USE;
 
 /* --- queues */
 err_t queue_new(struct queue **out, struct device *d, struct err *e) MUST_USE;
-void queue_free(struct queue *q);      /* waits for its work; NULL is fine */
-void *queue_stream(struct queue *q);   /* CUstream, for other libraries */
+void queue_free(struct queue *q);    /* waits for its work; NULL is fine */
+void *queue_stream(struct queue *q); /* CUstream, for other libraries */
 
 /* Any mix of device and host addresses; a host address must be pinned to be asynchronous. */
 void queue_copy(struct queue *q, uint64_t dst, uint64_t src, size_t bytes);
@@ -107,17 +108,18 @@ static inline uint64_t host_addr(const void *p)
 }
 
 struct launch {
-    uint32_t grid[3]; /* zeros count as 1 */
-    uint32_t threads; /* a block */
-    uint32_t cluster; /* blocks a cluster along x; 0: none */
-    bool programmatic; /* may start before the kernel before it has ended: it must wait for it itself
-                          (ptx.cuh, griddepcontrol_wait) */
+    uint32_t grid[3];  /* zeros count as 1 */
+    uint32_t threads;  /* a block */
+    uint32_t cluster;  /* blocks a cluster along x; 0: none */
+    bool programmatic; /* may start before the kernel before it has ended: it must wait for it
+                          itself (ptx.cuh, griddepcontrol_wait) */
 };
 void queue_launch(struct queue *q, const struct kernel *k, struct launch l, const void *args);
 
 void queue_record(struct queue *q, struct event *ev);
 void queue_wait(struct queue *q, const struct event *ev); /* what follows waits on the device */
-err_t queue_sync(struct queue *q, struct err *e) MUST_USE; /* wait; the first error, then clear it */
+err_t queue_sync(struct queue *q,
+                 struct err *e) MUST_USE; /* wait; the first error, then clear it */
 err_t queue_error(struct queue *q, struct err *e) MUST_USE; /* the same without waiting */
 
 /* --- events */
@@ -126,7 +128,8 @@ void event_free(struct event *ev);
 /* OK: reached; ERR_BUSY: not yet (e is left alone); else the device failed. */
 err_t event_poll(struct event *ev, struct err *e) MUST_USE;
 err_t event_sync(struct event *ev, struct err *e) MUST_USE;
-err_t event_ms(float *out, struct event *from, struct event *to, struct err *e) MUST_USE; /* both timed, reached */
+err_t event_ms(float *out, struct event *from, struct event *to,
+               struct err *e) MUST_USE; /* both timed, reached */
 
 /* --- graphs: what is queued between begin and end is recorded, not run.  Arguments are copied. */
 void queue_capture(struct queue *q);

@@ -8,56 +8,56 @@
 #include <cuda.h>
 
 /* Every function used; the names are those of cuda.h, whose macros choose the version. */
-#define DRIVER_LIST(X)                                                                             \
-    X(cuInit)                                                                                      \
-    X(cuDriverGetVersion)                                                                          \
-    X(cuGetErrorName)                                                                              \
-    X(cuGetErrorString)                                                                            \
-    X(cuDeviceGetCount)                                                                            \
-    X(cuDeviceGet)                                                                                 \
-    X(cuDeviceGetName)                                                                             \
-    X(cuDeviceGetAttribute)                                                                        \
-    X(cuDeviceTotalMem)                                                                            \
-    X(cuDevicePrimaryCtxRetain)                                                                    \
-    X(cuDevicePrimaryCtxRelease)                                                                   \
-    X(cuCtxSetCurrent)                                                                             \
-    X(cuMemGetInfo)                                                                                \
-    X(cuModuleLoadData)                                                                            \
-    X(cuModuleUnload)                                                                              \
-    X(cuModuleGetFunction)                                                                         \
-    X(cuFuncSetAttribute)                                                                          \
-    X(cuFuncGetParamInfo)                                                                          \
-    X(cuOccupancyMaxActiveBlocksPerMultiprocessor)                                                 \
-    X(cuMemAlloc)                                                                                  \
-    X(cuMemFree)                                                                                   \
-    X(cuMemHostAlloc)                                                                              \
-    X(cuMemFreeHost)                                                                               \
-    X(cuMemAddressReserve)                                                                         \
-    X(cuMemAddressFree)                                                                            \
-    X(cuMemCreate)                                                                                 \
-    X(cuMemRelease)                                                                                \
-    X(cuMemMap)                                                                                    \
-    X(cuMemUnmap)                                                                                  \
-    X(cuMemSetAccess)                                                                              \
-    X(cuMemGetAllocationGranularity)                                                               \
-    X(cuMemcpyAsync)                                                                               \
-    X(cuMemsetD8Async)                                                                             \
-    X(cuLaunchKernelEx)                                                                            \
-    X(cuStreamCreate)                                                                              \
-    X(cuStreamDestroy)                                                                             \
-    X(cuStreamSynchronize)                                                                         \
-    X(cuStreamWaitEvent)                                                                           \
-    X(cuStreamBeginCapture)                                                                        \
-    X(cuStreamEndCapture)                                                                          \
-    X(cuEventCreate)                                                                               \
-    X(cuEventDestroy)                                                                              \
-    X(cuEventRecord)                                                                               \
-    X(cuEventQuery)                                                                                \
-    X(cuEventSynchronize)                                                                          \
-    X(cuEventElapsedTime)                                                                          \
-    X(cuGraphDestroy)                                                                              \
-    X(cuGraphInstantiateWithFlags)                                                                 \
-    X(cuGraphExecDestroy)                                                                          \
+#define DRIVER_LIST(X)                             \
+    X(cuInit)                                      \
+    X(cuDriverGetVersion)                          \
+    X(cuGetErrorName)                              \
+    X(cuGetErrorString)                            \
+    X(cuDeviceGetCount)                            \
+    X(cuDeviceGet)                                 \
+    X(cuDeviceGetName)                             \
+    X(cuDeviceGetAttribute)                        \
+    X(cuDeviceTotalMem)                            \
+    X(cuDevicePrimaryCtxRetain)                    \
+    X(cuDevicePrimaryCtxRelease)                   \
+    X(cuCtxSetCurrent)                             \
+    X(cuMemGetInfo)                                \
+    X(cuModuleLoadData)                            \
+    X(cuModuleUnload)                              \
+    X(cuModuleGetFunction)                         \
+    X(cuFuncSetAttribute)                          \
+    X(cuFuncGetParamInfo)                          \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessor) \
+    X(cuMemAlloc)                                  \
+    X(cuMemFree)                                   \
+    X(cuMemHostAlloc)                              \
+    X(cuMemFreeHost)                               \
+    X(cuMemAddressReserve)                         \
+    X(cuMemAddressFree)                            \
+    X(cuMemCreate)                                 \
+    X(cuMemRelease)                                \
+    X(cuMemMap)                                    \
+    X(cuMemUnmap)                                  \
+    X(cuMemSetAccess)                              \
+    X(cuMemGetAllocationGranularity)               \
+    X(cuMemcpyAsync)                               \
+    X(cuMemsetD8Async)                             \
+    X(cuLaunchKernelEx)                            \
+    X(cuStreamCreate)                              \
+    X(cuStreamDestroy)                             \
+    X(cuStreamSynchronize)                         \
+    X(cuStreamWaitEvent)                           \
+    X(cuStreamBeginCapture)                        \
+    X(cuStreamEndCapture)                          \
+    X(cuEventCreate)                               \
+    X(cuEventDestroy)                              \
+    X(cuEventRecord)                               \
+    X(cuEventQuery)                                \
+    X(cuEventSynchronize)                          \
+    X(cuEventElapsedTime)                          \
+    X(cuGraphDestroy)                              \
+    X(cuGraphInstantiateWithFlags)                 \
+    X(cuGraphExecDestroy)                          \
     X(cuGraphLaunch)
 
 struct driver {
@@ -78,7 +78,8 @@ struct device {
     CUmodule modules[DEVICE_MODULES_MAX];
 };
 
-/* The one way from a driver result to an error: OK, or `e` says "what: CUDA's text (CUDA's name)". */
+/* The one way from a driver result to an error: OK, or `e` says "what: CUDA's text (CUDA's name)".
+ */
 err_t driver_check(const struct driver *cu, CUresult r, struct err *e, const char *what);
 
 /* Compiled kernels, one a .cu file; written by the Makefile (build/cuda/modules.S).  The last has

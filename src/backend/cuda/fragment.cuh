@@ -18,13 +18,24 @@ __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t a)
     return d;
 }
 
-/* Two E4M3 codes, each in the high byte of a half word, to BF16: exact, NaN codes to 480. */
+__device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t selector)
+{
+    uint32_t d;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(d) : "r"(a), "r"(selector));
+    return d;
+}
+
+/* Two E4M3 codes, each sign-extended to 16 bits, to BF16: exact, NaN codes to 480.  Shifted left by 4 the sign and the
+ * exponent's and mantissa's 7 bits lie in place, 2^120 too small. */
 __device__ __forceinline__ uint32_t e4m3x2_bf16x2(uint32_t x)
 {
-    uint32_t small = (x >> 4 & 0x07f007f0u) | (x & 0x80008000u), r;
+    uint32_t small = x << 4 & 0x87f087f0u, r;
     asm("mul.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(small), "r"(0x7b807b80u)); /* 2^120 */
     return r;
 }
+
+/* prmt selectors: bytes i and j of a word, sign-extended (8: the sign of a byte). */
+#define SIGNED_BYTES(i, j) ((i) | (8 | (i)) << 4 | (j) << 8 | (8 | (j)) << 12)
 
 /* A of k16 steps [2 * pair, 2 * pair + 2) of a K tile. */
 template <kv_type_t TYPE>
@@ -40,8 +51,8 @@ __device__ __forceinline__ void k_fragments(uint32_t a[2][4], uint32_t tile, int
     ldmatrix_x4(m, tile + kv_piece<TYPE>(lane & 15, pair * 2 + (lane >> 4)));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        a[i / 2][i % 2] = e4m3x2_bf16x2(__byte_perm(m[i], 0, 0x1404));
-        a[i / 2][i % 2 + 2] = e4m3x2_bf16x2(__byte_perm(m[i], 0, 0x3424));
+        a[i / 2][i % 2] = e4m3x2_bf16x2(prmt(m[i], SIGNED_BYTES(0, 1)));
+        a[i / 2][i % 2 + 2] = e4m3x2_bf16x2(prmt(m[i], SIGNED_BYTES(2, 3)));
     }
 }
 
@@ -68,8 +79,8 @@ __device__ __forceinline__ void v_fragments(uint32_t a[2][4], uint32_t tile, uin
     ldmatrix_x4_trans(m, tile + (lane >> 4) * tile_bytes + kv_piece<TYPE>(lane & 15, block));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        a[i / 2][i % 2 * 2] = e4m3x2_bf16x2(m[i] << 8 & 0xff00ff00u);
-        a[i / 2][i % 2 * 2 + 1] = e4m3x2_bf16x2(m[i] & 0xff00ff00u);
+        a[i / 2][i % 2 * 2] = e4m3x2_bf16x2(prmt(m[i], SIGNED_BYTES(0, 2)));
+        a[i / 2][i % 2 * 2 + 1] = e4m3x2_bf16x2(prmt(m[i], SIGNED_BYTES(1, 3)));
     }
 }
 

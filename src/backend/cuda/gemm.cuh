@@ -1,49 +1,51 @@
 /*
  * gemm.cuh - the grouped GEMM kernel, one template for every format.
  *
- * A block is three warpgroups: consumers 0 and 1, producer 2.  It walks over tiles (group, 128 * MT rows of
- * weights, up to NMAX rows of x) with a stride of the grid; a tile runs through K in stages of 64:
+ * A block is CONSUMERS warpgroups, one warp that copies weights, and GATHERERS warps that gather x.
+ * It walks over tiles (group, 64 * PANELS rows of weights, up to NMAX rows of x) with a stride of
+ * the grid; a tile runs through K in stages of KB blocks of 64:
  *
- *     producer warp 0     copies 2 * MT weight tiles (layout_cuda.h) a stage: slot 0 and slot 1 for each
- *                         of MT.  SWIGLU: slot 0 of the gates, slot 1 the same panel of the ups; else
- *                         two panels in a row
- *     producer warps 1-3  gather rows of x by cp.async into the 128-byte swizzle
- *     consumers           decode units of both slots into A fragments (row r of the fragment from slot 0,
- *                         r + 8 from slot 1) and run wgmma with N = width of the tile rounded up
+ *     weights    the tiles (layout_cuda.h) of PANELS panels: pairs of slot 0 and slot 1.  SWIGLU: slot
+ *                0 of the gates, slot 1 the same panel of the ups; else two panels in a row
+ *     x          by cp.async into the 128-byte swizzle of wgmma
+ *     consumers  warp i has unit i % 8 of both slots of the MT pairs from i / 8 * MT.  It decodes them
+ *                into A fragments (row r of the fragment from slot 0, r + 8 from slot 1), so that a
+ *                thread ends up with gate and up of the same output, and multiplies: wgmma with N =
+ *                width of the tile rounded up; SMALL mma.sync
  *
- * so that a thread ends up with gate and up of the same output.  Consumer w has units 4 w .. 4 w + 3 of
- * every panel, a warp each.  full[]: 1 (weights, with bytes) + 96 (x, when it has landed) arrivals; empty[]: 8
- * consumer warps.  The small kernel
- * uses mma.sync instead, which needs no fences: the same bits.
+ * full[]: 1 (weights, with bytes) + 32 * GATHERERS (x, when it has landed) arrivals; empty[]:
+ * consumer warps.
  */
 #ifndef BACKEND_CUDA_GEMM_CUH
 #define BACKEND_CUDA_GEMM_CUH
 
 #include "backend/cuda/gemm.h"
+#include "backend/cuda/gemm_shape.h"
 #include "backend/cuda/ptx.cuh"
 #include "backend/cuda/weight.cuh"
 #include "backend/cuda/wgmma.cuh"
-#include "backend/cuda/gemm_shape.h"
 
-template <format_t F, bool LARGE>
+template <format_t F, int SIZE>
 struct shape {
     static constexpr bool CHAINS = F == FORMAT_FP8_BLOCK; /* a second set of accumulators */
-    static constexpr int MT = LARGE && !CHAINS ? 2 : 1;
-    static constexpr int NMAX = LARGE ? GEMM_LARGE_N : GEMM_SMALL_N;
-    static constexpr int KB = gemm_stage_blocks(LARGE, weight<F>::BITS); /* k blocks of 64 a stage */
+    static constexpr int CONSUMERS = gemm_consumers(SIZE), MT = gemm_pairs(SIZE, CHAINS);
+    static constexpr int PANELS = CONSUMERS * MT, PAIRS = PANELS / 2; /* a warp has MT pairs */
+    static constexpr int GATHERERS = gemm_gatherers(SIZE), THREADS = gemm_threads(SIZE),
+                         BLOCKS = gemm_blocks(SIZE);
+    static constexpr int NMAX = gemm_columns(SIZE);
+    static constexpr int KB = gemm_stage_blocks(SIZE, weight<F>::BITS); /* k blocks of 64 a stage */
     static constexpr int TILE = weight<F>::TILE;
-    static constexpr int B_BYTES = NMAX * 128; /* of a block; all blocks of x come first in a stage: 1,024-byte aligned */
-    static constexpr int STAGE = gemm_stage_bytes(2 * MT, KB, TILE, NMAX);
-    static constexpr int STAGES = gemm_stages(LARGE, STAGE);
-    static constexpr int ROWS = 128 * MT; /* weight rows of a tile */
-    static constexpr int PANELS = 2 * MT;
+    /* x of a block.  All blocks of x come first in a stage, so that they are 1,024-byte aligned. */
+    static constexpr int B_BYTES = NMAX * 128;
+    static constexpr int STAGE = gemm_stage_bytes(PANELS, KB, TILE, NMAX);
+    static constexpr int STAGES = gemm_stages(SIZE, STAGE);
 };
 
 /* Where shared memory holds what, after the stages. */
 struct tables {
-    uint64_t full[GEMM_STAGES_MAX], empty[GEMM_STAGES_MAX];
-    int32_t tiles[GEMM_GROUPS_MAX + 1]; /* tiles before a group */
-    int32_t first[GEMM_GROUPS_MAX + 1]; /* rows before a group */
+    uint64_t full[GEMM_STAGES_MAX], empty[GEMM_STAGES_MAX]; /* in this order: struct ring */
+    int32_t tiles[GEMM_GROUPS_MAX + 1];                     /* tiles before a group */
+    int32_t first[GEMM_GROUPS_MAX + 1];                     /* rows before a group */
 };
 
 struct work {
@@ -51,26 +53,31 @@ struct work {
     int row, width;
 };
 
-/* Stage counter: slot and phase. */
+/* A position in the ring of stages, as shared-memory addresses. */
 struct ring {
-    int slot;
+    uint32_t stage, full; /* empty[] lies behind full[] */
     uint32_t phase;
 };
 
-template <int STAGES>
-__device__ __forceinline__ void ring_next(struct ring *r)
+enum { EMPTY = GEMM_STAGES_MAX * 8 };
+
+template <typename S>
+__device__ __forceinline__ void ring_next(struct ring *r, uint32_t smem)
 {
-    if (++r->slot == STAGES) {
-        r->slot = 0;
+    r->stage += S::STAGE;
+    r->full += 8;
+    if (r->stage == smem + S::STAGES * S::STAGE) {
+        r->stage = smem;
+        r->full -= 8 * S::STAGES;
         r->phase ^= 1;
     }
 }
 
 /* Rows and tiles before each group, by all threads of the block. */
-template <int NMAX>
+template <int NMAX, int THREADS>
 __device__ void tables_fill(struct tables *t, const struct gemm_args &a, int m_tiles)
 {
-    for (int g = threadIdx.x; g <= a.n_groups; g += GEMM_THREADS)
+    for (int g = threadIdx.x; g <= a.n_groups; g += THREADS)
         t->first[g] = a.first ? a.first[g] : g ? a.n_rows : 0;
     __syncthreads();
     if (threadIdx.x >= 32) return;
@@ -90,14 +97,19 @@ __device__ void tables_fill(struct tables *t, const struct gemm_args &a, int m_t
 
 /* Tile `i` by a whole warp: the last group whose tiles start at or before it. */
 template <int NMAX>
-__device__ __forceinline__ struct work find_work(const struct tables *t, int n_groups, int m_tiles, int i)
+__device__ __forceinline__ struct work find_work(const struct tables *t, int n_groups, int m_tiles,
+                                                 int i)
 {
     struct work w;
     int lane = threadIdx.x & 31, step = (n_groups + 31) / 32, at = min(lane * step, n_groups);
     int base = (__popc(__ballot_sync(~0u, lane * step < n_groups && t->tiles[at] <= i)) - 1) * step;
     at = base + lane;
-    w.group = base + __popc(__ballot_sync(~0u, lane < step && at < n_groups && t->tiles[min(at, n_groups)] <= i)) - 1;
-    int local = i - t->tiles[w.group], first = t->first[w.group], rows = t->first[w.group + 1] - first;
+    w.group = base +
+              __popc(__ballot_sync(~0u, lane < step && at < n_groups &&
+                                            t->tiles[min(at, n_groups)] <= i)) -
+              1;
+    int local = i - t->tiles[w.group], first = t->first[w.group],
+        rows = t->first[w.group + 1] - first;
     int n_tiles = (rows + NMAX - 1) / NMAX, per = ((rows + n_tiles - 1) / n_tiles + 7) / 8 * 8;
     int j = local / m_tiles;
     w.m = local - j * m_tiles;
@@ -106,85 +118,97 @@ __device__ __forceinline__ struct work find_work(const struct tables *t, int n_g
     return w;
 }
 
-template <format_t F, bool LARGE>
-__device__ void produce_weights(const struct gemm_args &a, struct tables *t, char *stages, int m_tiles, int n_work)
+/* Everything a role needs. */
+struct place {
+    const struct tables *t;
+    uint32_t smem, full; /* addresses of the stages and of full[0] */
+    int m_tiles, n_work;
+};
+
+template <typename S>
+__device__ void produce_weights(const struct gemm_args &a, const struct place &at)
 {
-    typedef shape<F, LARGE> S;
-    struct ring r = {0, 1};
+    struct ring r = {at.smem, at.full, 1};
     int blocks = (a.k + TILE_K - 1) / TILE_K, panels = (a.n + TILE_ROWS - 1) / TILE_ROWS;
     bool pair = a.out_kind == GEMM_SWIGLU;
     size_t panel_bytes = (size_t)blocks * S::TILE;
-    for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
-        struct work w = find_work<S::NMAX>(t, a.n_groups, m_tiles, i);
-        const char *w0 = (const char *)a.w[w.group].tiles, *w1 = pair ? (const char *)a.up[w.group].tiles : w0;
+    for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
+        struct work w = find_work<S::NMAX>(at.t, a.n_groups, at.m_tiles, i);
+        const char *w0 = (const char *)a.w[w.group].tiles,
+                   *w1 = pair ? (const char *)a.up[w.group].tiles : w0;
+        const char *from[S::PANELS];
+        int n_copies = 0; /* panels past the end are not copied; those that are come first */
+#pragma unroll
+        for (int s = 0; s < S::PANELS; s++) {
+            int p = pair ? w.m * S::PAIRS + s / 2 : w.m * S::PANELS + s;
+            from[s] = (s % 2 ? w1 : w0) + p * panel_bytes;
+            n_copies += p < panels;
+        }
         for (int b = 0; b < blocks; b += S::KB) {
-            mbarrier_wait(smem_addr(&t->empty[r.slot]), r.phase);
+            /* Blocks of a panel lie side by side. */
+            uint32_t bytes = min(S::KB, blocks - b) * S::TILE;
+            mbarrier_wait(r.full + EMPTY, r.phase);
             if ((threadIdx.x & 31) == 0) {
-                uint32_t to = smem_addr(stages + r.slot * S::STAGE + S::KB * S::B_BYTES), full = smem_addr(&t->full[r.slot]);
-                uint32_t bytes = min(S::KB, blocks - b) * S::TILE; /* blocks of a panel lie side by side */
-                int n_copies = 0;
+                mbarrier_arrive_expect_tx(r.full, n_copies * bytes);
 #pragma unroll
                 for (int s = 0; s < S::PANELS; s++)
-                    n_copies += (pair ? w.m * S::MT + s / 2 : w.m * S::PANELS + s) < panels;
-                mbarrier_arrive_expect_tx(full, n_copies * bytes);
-#pragma unroll
-                for (int s = 0; s < S::PANELS; s++) {
-                    int p = pair ? w.m * S::MT + s / 2 : w.m * S::PANELS + s;
-                    const char *from = (s % 2 ? w1 : w0) + p * panel_bytes + (size_t)b * S::TILE;
-                    if (p < panels) cp_async_bulk(to + s * S::KB * S::TILE, from, bytes, full);
-                }
+                    if (s < n_copies)
+                        cp_async_bulk(r.stage + S::KB * (S::B_BYTES + s * S::TILE),
+                                      from[s] + (size_t)b * S::TILE, bytes, r.full);
             }
-            ring_next<S::STAGES>(&r);
+            ring_next<S>(&r, at.smem);
         }
     }
 }
 
-/* Rows past the width of a tile are not loaded, but for copies of its last row that fill a group of four. */
-template <format_t F, bool LARGE>
-__device__ void produce_rows(const struct gemm_args &a, struct tables *t, char *stages, int m_tiles, int n_work)
+/* Rows past the width of a tile are not loaded, but for copies of its last row that fill a group of
+ * four. */
+template <typename S>
+__device__ void produce_rows(const struct gemm_args &a, const struct place &at, int warp)
 {
-    typedef shape<F, LARGE> S;
-    constexpr int QUADS = (S::NMAX / 4 + 2) / 3; /* groups of 4 rows a warp: q * 3 + warp */
-    struct ring r = {0, 1};
-    int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) - 9, piece = lane & 7;
+    /* Groups of four rows: q * G + warp. */
+    constexpr int G = S::GATHERERS, QUADS = (S::NMAX / 4 + G - 1) / G;
+    struct ring r = {at.smem, at.full, 1};
+    int lane = threadIdx.x & 31, piece = lane & 7;
     int blocks = (a.k + TILE_K - 1) / TILE_K, pieces = a.k / 8;
-    uint32_t place[2]; /* of this lane's 16 bytes in its group's 512, for even and odd q: the swizzle has 8 rows */
-    for (int q = 0; q < 2; q++) {
-        int row = (q * 3 + warp) * 4 + lane / 8;
-        place[q] = row * 128 + ((piece ^ (row & 7)) << 4) - q * 1536;
-    }
-    for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
-        struct work w = find_work<S::NMAX>(t, a.n_groups, m_tiles, i);
+    uint32_t offset[2]; /* of this lane's 16 bytes; even and odd groups: the swizzle has 8 rows */
+#pragma unroll
+    for (int q = 0; q < 2; q++)
+        offset[q] = lane / 8 * 128 + ((piece ^ ((q + warp) % 2 * 4 + lane / 8)) << 4);
+    for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
+        struct work w = find_work<S::NMAX>(at.t, a.n_groups, at.m_tiles, i);
         const char *from[QUADS];
-        int n_quads = ((w.width + 3) / 4 - warp + 2) / 3;
+        int n_quads = ((w.width + 3) / 4 - warp + G - 1) / G;
 #pragma unroll
         for (int q = 0; q < QUADS; q++) {
-            int row = w.row + min((q * 3 + warp) * 4 + lane / 8, w.width - 1);
-            if (q < n_quads && a.src) row = __ldg(a.src + row);
+            int row = w.row + min((q * G + warp) * 4 + lane / 8, w.width - 1);
+            if (q < n_quads && a.src) row = a.src[row];
             from[q] = (const char *)a.x + ((size_t)row * a.ldx + piece * 8) * 2;
         }
         for (int b = 0; b < blocks; b += S::KB) {
-            int left = pieces - piece - b * 8; /* <= 0: this lane's piece is past the end of the row */
-            uint32_t to = smem_addr(stages + r.slot * S::STAGE);
-            mbarrier_wait(smem_addr(&t->empty[r.slot]), r.phase);
+            int left = pieces - piece - b * 8; /* <= 0: this lane's piece is past the row's end */
+            mbarrier_wait(r.full + EMPTY, r.phase);
 #pragma unroll
             for (int q = 0; q < QUADS; q++) {
                 if (q >= n_quads) break;
+                uint32_t to = r.stage + offset[q * G % 2] + (q * G + warp) * 512;
 #pragma unroll
                 for (int kb = 0; kb < S::KB; kb++)
-                    cp_async_cg_16_ignore(to + place[q & 1] + q * 1536 + kb * S::B_BYTES,
-                                          left > kb * 8 ? from[q] + kb * 128 : (const char *)a.x, left <= kb * 8);
+                    cp_async_cg_16_ignore(to + kb * S::B_BYTES,
+                                          left > kb * 8 ? from[q] + kb * 128 : (const char *)a.x,
+                                          left <= kb * 8);
                 from[q] += S::KB * 128;
             }
-            cp_async_mbarrier_arrive_noinc(smem_addr(&t->full[r.slot]));
-            ring_next<S::STAGES>(&r);
+            cp_async_mbarrier_arrive_noinc(r.full);
+            ring_next<S>(&r, at.smem);
         }
     }
 }
 
-/* The f32 factor of slot `s`'s rows of this thread, and the result it gives. */
+/* The f32 factor of a row of weights, and the result it gives. */
 template <format_t F>
-__device__ __forceinline__ float row_scale(const struct gemm_weight *w, int row, int n, int scale_rows)
+__device__ __forceinline__ float row_scale(const struct gemm_weight *w, int row, int n,
+                                           int scale_rows)
 {
     if (F == FORMAT_NVFP4) return __ldg(w->scale);
     if (F == FORMAT_FP8_CHANNEL) return __ldg(w->scale + (scale_rows ? min(row, n - 1) : 0));
@@ -214,101 +238,108 @@ __device__ __forceinline__ uint32_t pack_bf16x2(float lo, float hi)
     return d;
 }
 
-/* A warpgroup's staging: f32 [slot][32 rows of x][GEMM_PITCH], 32 rows of weights each. */
-__device__ __forceinline__ float *staged(float *staging, int slot, int row)
+/* Two neighbours in a row of x's result, at most n of them. */
+__device__ __forceinline__ void store_bf16x2(uint16_t *to, uint32_t v, int n)
 {
-    return staging + (slot * 32 + row) * GEMM_PITCH;
+    if (n >= 2)
+        *(uint32_t *)to = v;
+    else if (n == 1)
+        *to = (uint16_t)v;
 }
 
-/* Barriers are named by constants, or the compiler claims all 16. */
-__device__ __forceinline__ void bar_sync_group(int group)
-{
-    if (group)
-        asm volatile("bar.sync 2, 128;" ::: "memory");
-    else
-        asm volatile("bar.sync 1, 128;" ::: "memory");
-}
-
-/* Accumulators of N columns [j0 * 8, j0 * 8 + 32) to staging. */
+/* bf16 results of a warp's 8 rows of weights in each slot, `gap` columns apart (SWIGLU: one row of
+ * both): columns of the accumulator become rows by movmatrix, so that four lanes write 16 bytes of
+ * one row of x. */
 template <format_t F, int N>
-__device__ __forceinline__ void stage_columns(float *staging, const float *acc, int j0, const float scale[2])
+__device__ __forceinline__ void store_bf16(const struct gemm_args &a, const float acc[N / 2],
+                                           const float scale[2], const struct work &w, int col0,
+                                           int gap, bool pair)
 {
-    int lane = threadIdx.x & 31, col = (threadIdx.x >> 5 & 3) * 8 + lane / 4;
+    int lane = threadIdx.x & 31, col = col0 + lane % 4 * 2, n = a.n - col;
+    uint16_t *to = (uint16_t *)a.out + (size_t)(w.row + lane / 4) * a.ldo + col;
 #pragma unroll
-    for (int j = 0; j < 4 && j0 + j < N / 8; j++)
+    for (int j = 0; j < N / 8; j++, to += (size_t)a.ldo * 8) {
+        const float *d = acc + j * 4;
+        float v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            staged(staging, i / 2, j * 8 + lane % 4 * 2 + i % 2)[col] = finish<F>(acc[(j0 + j) * 4 + i], scale[i / 2]);
+            v[i] = finish<F>(d[i], scale[i / 2]);
+        bool in = j * 8 + lane / 4 < w.width;
+        uint32_t first = pair ? pack_bf16x2(silu_times(v[0], v[2]), silu_times(v[1], v[3]))
+                              : pack_bf16x2(v[0], v[1]);
+        first = movmatrix_trans_b16(first);
+        if (in) store_bf16x2(to, first, n);
+        if (pair) continue;
+        uint32_t second = movmatrix_trans_b16(pack_bf16x2(v[2], v[3]));
+        if (in) store_bf16x2(to + gap, second, n - gap);
+    }
 }
 
-/* Eight neighbours of a row, to bf16 at `to` (16-byte aligned) or fewer at the edge. */
-__device__ __forceinline__ void store_8(uint16_t *to, const float v[8], int n)
+/* f32 results: eight lanes write 32 bytes of one row of x. */
+template <format_t F, int N>
+__device__ __forceinline__ void store_f32(const struct gemm_args &a, const float acc[N / 2],
+                                          const float scale[2], const struct work &w, int col0,
+                                          int gap)
 {
-    uint4 r = {pack_bf16x2(v[0], v[1]), pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7])};
-    const uint32_t word[4] = {r.x, r.y, r.z, r.w};
-    if (n >= 8) {
-        *(uint4 *)to = r;
-        return;
-    }
+    int lane = threadIdx.x & 31, col = col0 + lane / 4;
+    float *to = (float *)a.out + (size_t)(w.row + lane % 4 * 2) * a.ldo + col;
+    bool add = a.out_kind == GEMM_ADD;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (i < n) to[i] = (uint16_t)(word[i / 2] >> (i % 2 * 16));
-}
-
-/* Staged rows (at most 32) to their places: 8 columns a thread, 4 threads a row. */
-__device__ __forceinline__ void store_staged(const struct gemm_args &a, float *staging, int row, int rows, int panel)
-{
-    int thread = threadIdx.x & 127, i = thread / 4, c = thread % 4 * 8;
-    int col = panel * 64 + (threadIdx.x >> 7) * 32 + c;
-    if (i >= rows) return;
-    size_t at = (size_t)(row + i) * a.ldo;
-    if (a.out_kind == GEMM_SWIGLU) {
-        float v[8];
-        const float *gate = staged(staging, 0, i) + c, *up = staged(staging, 1, i) + c;
+    for (int j = 0; j < N / 8; j++, to += (size_t)a.ldo * 8) {
+        float old[4];
+        bool ok[4];
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = silu_times(gate[j], up[j]);
-        store_8((uint16_t *)a.out + at + col, v, a.n - col);
-        return;
-    }
+        for (int i = 0; i < 4; i++) {
+            ok[i] = j * 8 + lane % 4 * 2 + i % 2 < w.width && col + i / 2 * gap < a.n;
+            old[i] = add && ok[i] ? to[(i % 2 ? a.ldo : 0) + i / 2 * gap] : 0.0f;
+        }
 #pragma unroll
-    for (int s = 0; s < 2; s++, col += 64) {
-        const float *v = staged(staging, s, i) + c;
-        float *out = (float *)a.out + at + col;
-        if (a.out_kind == GEMM_BF16) {
-            float copy[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                copy[j] = v[j];
-            store_8((uint16_t *)a.out + at + col, copy, a.n - col);
-        } else {
-            bool add = a.out_kind == GEMM_ADD;
-#pragma unroll 1
-            for (int j = 0; j < 8 && col + j < a.n; j++)
-                out[j] = add ? __fadd_rn(out[j], v[j]) : v[j];
+        for (int i = 0; i < 4; i++) {
+            float v = finish<F>(acc[j * 4 + i], scale[i / 2]);
+            if (ok[i]) to[(i % 2 ? a.ldo : 0) + i / 2 * gap] = add ? __fadd_rn(old[i], v) : v;
         }
     }
 }
 
-/* A block of 64 k by wgmma: a step's products run while the next step is decoded.  `fresh`: acc starts at zero. */
-template <format_t F, int N, int MT>
-__device__ __forceinline__ void multiply_wgmma(float acc[MT][N / 2], const char *tiles, int tile_pitch, uint32_t rows,
-                                               bool fresh)
-{
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
+/* A warp's weights of a block of 64 k. */
+template <format_t F, int MT>
+struct block {
     struct raw<F> raw[MT][2];
-    uint32_t frag[4][MT][4];
-    uint64_t b = wgmma_descriptor(rows);
+};
+
+/* `tile`: address of the block's first tile of this stage; pitch: from one panel's to the next. */
+template <format_t F, int MT>
+__device__ __forceinline__ void block_load(struct block<F, MT> &v, uint32_t tile, int pitch)
+{
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = threadIdx.x >> 8;
 #pragma unroll
     for (int i = 0; i < MT * 2; i++)
-        weight_load<F>(raw[i / 2][i % 2], tiles + i * tile_pitch, unit, lane);
+        weight_load<F>(v.raw[i / 2][i % 2], tile + (first * MT * 2 + i) * pitch, unit, lane);
+}
+
+template <format_t F, int MT>
+__device__ __forceinline__ void block_prepare(struct block<F, MT> &v)
+{
+#pragma unroll
+    for (int i = 0; i < MT * 2; i++)
+        weight_prepare<F>(v.raw[i / 2][i % 2]);
+}
+
+/* acc += or, `fresh`, = weights times rows of x.  By wgmma a step's products run while the next
+ * step is decoded, and are still running on return. */
+template <format_t F, int N, int MT>
+__device__ __forceinline__ void multiply_wgmma(float acc[MT][N / 2], uint32_t frag[4][MT][4],
+                                               const struct block<F, MT> &v, uint32_t rows,
+                                               bool fresh)
+{
+    uint64_t b = wgmma_descriptor(rows);
     fence_proxy_async_shared(); /* x came through the generic proxy */
 #pragma unroll
     for (int step = 0; step < 4; step++) {
 #pragma unroll
         for (int i = 0; i < MT * 2; i++) {
             uint32_t w[2];
-            weight_step<F>(w, raw[i / 2][i % 2], step);
+            weight_step<F>(w, v.raw[i / 2][i % 2], step);
             frag[step][i / 2][i % 2] = w[0];
             frag[step][i / 2][i % 2 + 2] = w[1];
         }
@@ -318,53 +349,62 @@ __device__ __forceinline__ void multiply_wgmma(float acc[MT][N / 2], const char 
             wgmma_m64k16<N>(acc[mt], frag[step][mt], b + step * 2, step > 0 || !fresh);
         wgmma_commit_group();
     }
-    wgmma_wait_group<0>();
 }
 
-/* The same by mma.sync. */
-template <format_t F, int N>
-__device__ __forceinline__ void multiply_mma(float acc[N / 2], const char *tiles, int tile_pitch, uint32_t rows, bool fresh)
+/* Registers that wgmma reads must stay as they are until it is done, which the compiler does not
+ * know: after the wait, this makes them live up to there. */
+template <int MT>
+__device__ __forceinline__ void keep(const uint32_t frag[4][MT][4])
 {
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
-    struct raw<F> raw[2];
-    weight_load<F>(raw[0], tiles, unit, lane);
-    weight_load<F>(raw[1], tiles + tile_pitch, unit, lane);
+#pragma unroll
+    for (int i = 0; i < 4 * MT; i++)
+        asm volatile("" ::"r"(frag[i / MT][i % MT][0]), "r"(frag[i / MT][i % MT][1]),
+                     "r"(frag[i / MT][i % MT][2]), "r"(frag[i / MT][i % MT][3]));
+}
+
+template <format_t F, int N>
+__device__ __forceinline__ void multiply_mma(float acc[N / 2], const struct block<F, 1> &v,
+                                             uint32_t rows, bool fresh)
+{
+    int lane = threadIdx.x & 31;
+    uint32_t row = rows + (lane & 7) * 128, swizzle = (lane / 8 ^ (lane & 7)) << 4;
     if (fresh)
 #pragma unroll
         for (int i = 0; i < N / 2; i++)
             acc[i] = 0.0f;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        uint32_t x[N / 8][4], f[2][4]; /* 8 rows x 32 k each; A of two steps */
-#pragma unroll
-        for (int j = 0; j < N / 8; j++)
-            ldmatrix_x4(x[j], rows + (j * 8 + (lane & 7)) * 128 + (((half * 4 + lane / 8) ^ (lane & 7)) << 4));
+        uint32_t f[2][4]; /* A of two steps */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t w[2];
-            weight_step<F>(w, raw[i % 2], half * 2 + i / 2);
+            weight_step<F>(w, v.raw[0][i % 2], half * 2 + i / 2);
             f[i / 2][i % 2] = w[0];
             f[i / 2][i % 2 + 2] = w[1];
         }
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int j = 0; j < N / 8; j++)
-                mma_m16n8k16_bf16(acc + j * 4, f[i], x[j] + i * 2);
+        for (int j = 0; j < N / 8; j++) {
+            uint32_t x[4]; /* 8 rows x 32 k */
+            ldmatrix_x4(x, row + j * 1024 + (swizzle ^ half * 64));
+            mma_m16n8k16_bf16(acc + j * 4, f[0], x);
+            mma_m16n8k16_bf16(acc + j * 4, f[1], x + 2);
+        }
     }
 }
 
 /* One tile with N columns. */
-template <format_t F, bool LARGE, int N>
-__device__ __forceinline__ void consume(const struct gemm_args &a, struct tables *t, char *stages, float *staging,
+template <format_t F, int SIZE, int N>
+__device__ __forceinline__ void consume(const struct gemm_args &a, const struct place &at,
                                         struct ring *r, const struct work &w)
 {
-    typedef shape<F, LARGE> S;
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5, group = threadIdx.x >> 7; /* units 0 .. 7 over both warpgroups */
+    typedef shape<F, SIZE> S;
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = threadIdx.x >> 8;
     int blocks = (a.k + TILE_K - 1) / TILE_K;
     bool pair = a.out_kind == GEMM_SWIGLU;
     const struct gemm_weight *w0 = a.w + w.group, *w1 = pair ? a.up + w.group : w0;
     float acc[S::MT][N / 2], total[S::CHAINS ? N / 2 : 1], chain_scale[2];
+    struct block<F, S::MT> now;
+    uint32_t frag[4][S::MT][4];
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         for (int mt = 0; mt < S::MT; mt++)
@@ -372,118 +412,148 @@ __device__ __forceinline__ void consume(const struct gemm_args &a, struct tables
 #pragma unroll
     for (int i = 0; i < (S::CHAINS ? N / 2 : 1); i++)
         total[i] = 0.0f;
+    constexpr int TILES = S::KB * S::B_BYTES, PITCH = S::KB * S::TILE;
+    mbarrier_wait(r->full, r->phase);
+    block_load(now, r->stage + TILES, PITCH);
     for (int b = 0; b < blocks; b += S::KB) {
-        mbarrier_wait(smem_addr(&t->full[r->slot]), r->phase);
-        const char *stage = stages + r->slot * S::STAGE, *tiles = stage + S::KB * S::B_BYTES;
+        struct ring next = *r;
+        ring_next<S>(&next, at.smem);
 #pragma unroll
         for (int kb = 0; kb < S::KB; kb++) {
-            if (kb > 0 && b + kb >= blocks) break;
+            if (kb > 0) {
+                if (b + kb >= blocks) break;
+                block_load(now, r->stage + TILES + kb * S::TILE, PITCH);
+            }
             bool fresh = S::CHAINS && (b + kb) % 2 == 0;
             if (fresh) { /* both are at hand when the chain ends */
-                int at = pair ? w.m / 2 : w.m, columns = (a.k + 127) / 128;
-                chain_scale[0] = __ldg(w0->scale + (size_t)at * columns + (b + kb) / 2);
-                chain_scale[1] = __ldg(w1->scale + (size_t)at * columns + (b + kb) / 2);
+                int row = pair ? w.m / 2 : w.m,
+                    columns = (a.k + 127) / 128; /* a tile has one pair */
+                chain_scale[0] = __ldg(w0->scale + (size_t)row * columns + (b + kb) / 2);
+                chain_scale[1] = __ldg(w1->scale + (size_t)row * columns + (b + kb) / 2);
             }
-            uint32_t rows = smem_addr(stage + kb * S::B_BYTES);
-            if (LARGE)
-                multiply_wgmma<F, N, S::MT>(acc, tiles + kb * S::TILE, S::KB * S::TILE, rows, fresh);
+            block_prepare(now);
+            if (SIZE != GEMM_SMALL)
+                multiply_wgmma<F, N, S::MT>(acc, frag, now, r->stage + kb * S::B_BYTES, fresh);
             else
-                multiply_mma<F, N>(acc[0], tiles + kb * S::TILE, S::KB * S::TILE, rows, fresh);
-            if (S::CHAINS && ((b + kb) % 2 || b + kb + 1 == blocks)) {
-#pragma unroll
-                for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i++)
-                    total[i] = __fmaf_rn(acc[0][i], chain_scale[i / 2 % 2], total[i]);
-            }
+                multiply_mma<F, N>(acc[0], *(struct block<F, 1> *)&now, r->stage + kb * S::B_BYTES,
+                                   fresh);
+        }
+        if (b + S::KB < blocks) { /* the next stage's loads, beside the products */
+            mbarrier_wait(next.full, next.phase);
+            block_load(now, next.stage + TILES, PITCH);
+        }
+        if (SIZE != GEMM_SMALL) {
+            wgmma_wait_group<0>();
+            keep<S::MT>(frag);
         }
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(smem_addr(&t->empty[r->slot]));
-        ring_next<S::STAGES>(r);
+        if (lane == 0) mbarrier_arrive(r->full + EMPTY);
+        *r = next;
+        if (S::CHAINS && ((b + S::KB) % 2 == 0 || b + S::KB >= blocks))
+#pragma unroll
+            for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i++)
+                total[i] = __fmaf_rn(acc[0][i], chain_scale[i / 2 % 2], total[i]);
     }
 #pragma unroll
     for (int mt = 0; mt < S::MT; mt++) {
+        int p = first * S::MT + mt, panel = pair ? w.m * S::PAIRS + p : w.m * S::PANELS + p * 2;
+        int col = panel * 64 + unit * 8, row = col + lane / 4;
+        float scale[2] = {row_scale<F>(w0, row, a.n, a.scale_rows),
+                          row_scale<F>(w1, pair ? row : row + 64, a.n, a.scale_rows)};
         const float *result = S::CHAINS ? total : acc[mt];
-        int panel = pair ? w.m * S::MT + mt : w.m * S::PANELS + mt * 2, row = panel * 64 + unit * 8 + lane / 4;
-        float scale[2] = {row_scale<F>(w0, row, a.n, a.scale_rows), row_scale<F>(w1, pair ? row : row + 64, a.n, a.scale_rows)};
-#pragma unroll
-        for (int j0 = 0; j0 < N / 8; j0 += 4) {
-            bar_sync_group(group);
-            stage_columns<F, N>(staging, result, j0, scale);
-            bar_sync_group(group);
-            store_staged(a, staging, w.row + j0 * 8, w.width - j0 * 8, panel);
-        }
+        if (pair || a.out_kind == GEMM_BF16)
+            store_bf16<F, N>(a, result, scale, w, col, 64, pair);
+        else
+            store_f32<F, N>(a, result, scale, w, col, 64);
     }
 }
 
 /* N of the instruction for a tile of `width` rows. */
-template <format_t F, bool LARGE>
-__device__ __forceinline__ void consume_all(const struct gemm_args &a, struct tables *t, char *stages, float *staging,
-                                            int m_tiles, int n_work)
+template <format_t F, int SIZE>
+__device__ __forceinline__ void consume_all(const struct gemm_args &a, const struct place &at)
 {
-    typedef shape<F, LARGE> S;
-    struct ring r = {0, 0};
-    for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
-        struct work w = find_work<S::NMAX>(t, a.n_groups, m_tiles, i);
-#define TRY(width_max)                                                                             \
-    if (w.width <= width_max) {                                                                    \
-        consume<F, LARGE, width_max>(a, t, stages, staging, &r, w);                                \
-        continue;                                                                                  \
+    typedef shape<F, SIZE> S;
+    struct ring r = {at.smem, at.full, 0};
+    for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
+        struct work w = find_work<S::NMAX>(at.t, a.n_groups, at.m_tiles, i);
+#define TRY(width_max)                             \
+    if (w.width <= width_max) {                    \
+        consume<F, SIZE, width_max>(a, at, &r, w); \
+        continue;                                  \
     }
-        if (LARGE) {
-            TRY(16) TRY(32) TRY(48) TRY(64) TRY(80) TRY(96) TRY(112) TRY(128)
-        } else {
+        if (SIZE == GEMM_SMALL) {
             TRY(8) TRY(16) TRY(24) TRY(32)
+        } else {
+            TRY(16) TRY(32) TRY(48) TRY(64) TRY(80) TRY(96) if (S::NMAX > 96)
+            {
+                TRY(112) TRY(128)
+            }
         }
 #undef TRY
     }
 }
 
-template <format_t F, bool LARGE>
+template <format_t F, int SIZE>
 __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
 {
-    typedef shape<F, LARGE> S;
+    typedef shape<F, SIZE> S;
     extern __shared__ __align__(1024) char smem[];
-    char *staging = smem + S::STAGES * S::STAGE;
-    struct tables *t = (struct tables *)(staging + 2 * GEMM_STAGING);
+    struct tables *t = (struct tables *)(smem + S::STAGES * S::STAGE);
     int warp = threadIdx.x >> 5, panels = (a.n + TILE_ROWS - 1) / TILE_ROWS;
-    int m_tiles = a.out_kind == GEMM_SWIGLU ? (panels + S::MT - 1) / S::MT : (panels + S::PANELS - 1) / S::PANELS;
+    int per_tile = a.out_kind == GEMM_SWIGLU ? S::PAIRS : S::PANELS;
+    struct place at = {t, smem_addr_once(smem), smem_addr_once(t->full),
+                       (panels + per_tile - 1) / per_tile, 0};
     griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         for (int s = 0; s < S::STAGES; s++) {
-            mbarrier_init(smem_addr(&t->full[s]), 97);
-            mbarrier_init(smem_addr(&t->empty[s]), 8);
+            mbarrier_init(at.full + s * 8, 1 + 32 * S::GATHERERS);
+            mbarrier_init(at.full + s * 8 + EMPTY, S::CONSUMERS * 4);
         }
         fence_mbarrier_init();
     }
     if (a.first) griddepcontrol_wait();
-    tables_fill<S::NMAX>(t, a, m_tiles);
+    tables_fill<S::NMAX, S::THREADS>(t, a, at.m_tiles);
     __syncthreads();
-    int n_work = t->tiles[a.n_groups];
-    if (warp >= 8) {
-        setmaxnreg_dec<LARGE ? 56 : 32>();
-        if (warp == 8) {
-            if (!a.prefetch) griddepcontrol_wait();
-            produce_weights<F, LARGE>(a, t, smem, m_tiles, n_work);
-        } else {
-            griddepcontrol_wait();
-            produce_rows<F, LARGE>(a, t, smem, m_tiles, n_work);
-        }
-    } else {
-        setmaxnreg_inc<LARGE ? 224 : 104>();
+    at.n_work = t->tiles[a.n_groups];
+    if (warp < S::CONSUMERS * 4) {
+        if (SIZE != GEMM_SMALL) setmaxnreg_inc<S::CONSUMERS == 2 ? 224 : 104>();
         griddepcontrol_wait();
-        consume_all<F, LARGE>(a, t, smem, (float *)(staging + (warp >> 2) * GEMM_STAGING), m_tiles, n_work);
+        consume_all<F, SIZE>(a, at);
+    } else {
+        if (SIZE != GEMM_SMALL) setmaxnreg_dec<S::CONSUMERS == 2 ? 56 : 40>();
+        if (warp > S::CONSUMERS * 4) {
+            griddepcontrol_wait();
+            produce_rows<S>(a, at, warp - S::CONSUMERS * 4 - 1);
+        } else {
+            if (!a.prefetch) griddepcontrol_wait();
+            produce_weights<S>(a, at);
+        }
     }
 }
 
-#define GEMM_KERNELS(F, name)                                                                      \
-    extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 2)                                  \
-        gemm_##name##_small(const __grid_constant__ struct gemm_args a)                            \
-    {                                                                                              \
-        gemm_body<F, false>(a);                                                                    \
-    }                                                                                              \
-    extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1)                                  \
-        gemm_##name##_large(const __grid_constant__ struct gemm_args a)                            \
-    {                                                                                              \
-        gemm_body<F, true>(a);                                                                     \
+#include "backend/cuda/gemm_strip.cuh"
+
+#define GEMM_KERNEL(F, name, size, SIZE)                                                          \
+    extern "C" __global__ void __launch_bounds__(shape<F, SIZE>::THREADS, shape<F, SIZE>::BLOCKS) \
+        gemm_##name##_##size(const __grid_constant__ struct gemm_args a)                          \
+    {                                                                                             \
+        gemm_body<F, SIZE>(a);                                                                    \
     }
+#define GEMM_STRIP_KERNEL(F, name)                                                      \
+    extern "C" __global__ void __launch_bounds__(GEMM_STRIP_THREADS, GEMM_STRIP_BLOCKS) \
+        gemm_##name##_strip(const __grid_constant__ struct gemm_args a)                 \
+    {                                                                                   \
+        strip_body<F, 1>(a);                                                            \
+    }
+#define GEMM_KERNELS(F, name)                 \
+    GEMM_STRIP_KERNEL(F, name)                \
+    GEMM_KERNEL(F, name, small, GEMM_SMALL)   \
+    GEMM_KERNEL(F, name, medium, GEMM_MEDIUM) \
+    GEMM_KERNEL(F, name, large, GEMM_LARGE)
+/* FP8 with block scales: MEDIUM's registers do not hold two sets of accumulators. */
+#define GEMM_KERNELS_CHAINS(F, name)        \
+    GEMM_STRIP_KERNEL(F, name)              \
+    GEMM_KERNEL(F, name, small, GEMM_SMALL) \
+    GEMM_KERNEL(F, name, large, GEMM_LARGE)
 
 #endif

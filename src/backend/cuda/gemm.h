@@ -14,8 +14,8 @@
  * every output is one chain of bf16 tensor-core steps of 16 k in ascending order in f32
  * (FP8 with 128 x 128 scales: chains of 128 k, total = fma(chain, scale, total) from 0), then
  *
- *     v = chain * 2^7 (NVFP4) * scale     f32, one rounding a product; scale: the tensor scale (NVFP4,
- *                                         FP8 tensor) or the row's (FP8 channel)
+ *     v = chain * 2^7 (NVFP4) * scale    f32, one rounding a product; scale: the tensor scale (NVFP4,
+ *                                        FP8 tensor) or the row's (FP8 channel)
  *     GEMM_BF16    out = round(v)
  *     GEMM_F32     out = v
  *     GEMM_ADD     out += v                                        f32
@@ -37,7 +37,8 @@ typedef enum { GEMM_BF16, GEMM_F32, GEMM_ADD, GEMM_SWIGLU } gemm_out_t;
 /* One matrix; in device memory, so that graphs stay valid when a table changes. */
 struct gemm_weight {
     const void *tiles;
-    const float *scale; /* f32: NVFP4 [1] tensor scale; FP8 [1], [rows], or [ceil(rows / 128)][ceil(k / 128)] */
+    const float *scale; /* f32: NVFP4 [1] tensor scale; FP8 [1], [rows], or [ceil(rows /
+                           128)][ceil(k / 128)] */
 };
 
 struct gemm_args {
@@ -48,30 +49,35 @@ struct gemm_args {
     const struct gemm_weight *up; /* SWIGLU: [n_groups] */
     void *out;                    /* [rows][ldo], bf16 or f32; bf16: ldo a multiple of 8 */
     int32_t ldx, ldo;
-    int32_t k, n;                 /* columns of x, a multiple of 8; rows of a weight */
-    int32_t n_groups, n_rows;     /* n_rows: without `first` */
-    int32_t out_kind;             /* gemm_out_t */
-    int32_t scale_rows;           /* set by gemm_launch: FP8, a scale a row; 0: one */
-    int32_t prefetch;             /* the weights are not written by the kernel before: may be read before it ends */
+    int32_t k, n;             /* columns of x, a multiple of 8; rows of a weight */
+    int32_t n_groups, n_rows; /* n_rows: without `first` */
+    int32_t out_kind;         /* gemm_out_t */
+    int32_t scale_rows;       /* set by gemm_launch: FP8, a scale a row; 0: one */
+    int32_t
+        prefetch; /* the weights are not written by the kernel before: may be read before it ends */
 };
 
 #ifndef __CUDACC__
 #include "backend/cuda/device.h"
 #include "format/format.h"
 
-/* Two sizes of tile for each format: few and many rows a group. */
+/* Kernels for each format by the size of their tiles: 16 rows of weights a warp, then tiles of 128,
+ * 256 and 256 rows.  Not every format has all (fn NULL). */
+enum { GEMM_KERNELS_MAX = 4 };
 struct gemm_kernels {
     int n_sms;
-    struct kernel small[FORMAT_COUNT], large[FORMAT_COUNT];
-    uint32_t small_per_sm[FORMAT_COUNT];
+    struct kernel kernel[FORMAT_COUNT][GEMM_KERNELS_MAX];
 };
 
 /* `formats`: bit f for each format_t f that will be launched. */
 err_t gemm_open(struct gemm_kernels *g, struct device *d, uint32_t formats, struct err *e) MUST_USE;
-/* `rows`: all rows of all groups if the host knows them, or a guess: it chooses the kernel, not the bits.
- * `programmatic`: as in struct launch. */
-void gemm_launch(const struct gemm_kernels *g, struct queue *q, format_t f, const struct gemm_args *a, int64_t rows,
-                 bool programmatic);
+/* `rows`: all rows of all groups if the host knows them, or a guess: it chooses the kernel, not the
+ * bits. `programmatic`: as in struct launch. */
+void gemm_launch(const struct gemm_kernels *g, struct queue *q, format_t f,
+                 const struct gemm_args *a, int64_t rows, bool programmatic);
+/* The same with kernel `size` (0 .. GEMM_KERNELS_MAX - 1; one that the format has), for tests. */
+void gemm_launch_size(const struct gemm_kernels *g, struct queue *q, format_t f,
+                      const struct gemm_args *a, int size, bool programmatic);
 #endif
 
 #endif

@@ -6,16 +6,15 @@
 
 #include "backend/cuda/gemm.h"
 
+/* Kernels by size of tile. */
+typedef enum { GEMM_STRIP, GEMM_SMALL, GEMM_MEDIUM, GEMM_LARGE, GEMM_SIZES } gemm_size_t;
+
 enum {
-    GEMM_THREADS = 384,
-    GEMM_SMALL_N = 32,   /* rows of x in a tile, at most */
-    GEMM_LARGE_N = 128,
-    GEMM_PITCH = 36,     /* floats from row to row of staged results: no bank conflicts */
-    GEMM_STAGING = 2 * 32 * GEMM_PITCH * 4, /* bytes, a consumer warpgroup */
+    GEMM_STRIP_THREADS = 128,
+    GEMM_STRIP_BLOCKS = 2, /* an SM */
     GEMM_STAGES_MAX = 16,
     GEMM_TABLE_BYTES = 2 * GEMM_STAGES_MAX * 8 + 2 * (GEMM_GROUPS_MAX + 1) * 4 + 8,
-    GEMM_SMEM_SMALL = 113 * 1024 - 512, /* two blocks an SM */
-    GEMM_SMEM_LARGE = 227 * 1024
+    GEMM_SMEM = 228 * 1024 /* of an SM; each block also takes 1 KiB of it */
 };
 
 #ifdef __CUDACC__
@@ -24,10 +23,45 @@ enum {
 #define GEMM_BOTH static inline
 #endif
 
-/* k blocks of 64 a stage: two where a block is small. */
-GEMM_BOTH int gemm_stage_blocks(bool large, int elem_bits)
+/* Rows of x in a tile, at most. */
+GEMM_BOTH int gemm_columns(int size)
 {
-    return !large && elem_bits <= 8 ? 2 : 1;
+    return size == GEMM_STRIP ? 8 : size == GEMM_SMALL ? 32 : size == GEMM_MEDIUM ? 96 : 128;
+}
+
+/* Consumer warpgroups, and pairs of panels each of them has.  `chains`: FP8 with block scales,
+ * which has twice the accumulators and no MEDIUM. */
+GEMM_BOTH int gemm_consumers(int size)
+{
+    return size == GEMM_MEDIUM ? 4 : 2;
+}
+
+GEMM_BOTH int gemm_pairs(int size, bool chains)
+{
+    return size == GEMM_LARGE && !chains ? 2 : 1;
+}
+
+/* And a warp that copies weights, and these that gather rows of x. */
+GEMM_BOTH int gemm_gatherers(int size)
+{
+    return size == GEMM_SMALL ? 1 : 3;
+}
+
+GEMM_BOTH int gemm_threads(int size)
+{
+    return gemm_consumers(size) * 128 + 32 + gemm_gatherers(size) * 32;
+}
+
+/* Blocks an SM. */
+GEMM_BOTH int gemm_blocks(int size)
+{
+    return size == GEMM_SMALL ? 2 : 1;
+}
+
+/* k blocks of 64 a stage: two where a block is small. */
+GEMM_BOTH int gemm_stage_blocks(int size, int elem_bits)
+{
+    return size == GEMM_SMALL && elem_bits <= 8 ? 2 : 1;
 }
 
 GEMM_BOTH int gemm_stage_bytes(int panels, int blocks, int tile_bytes, int columns)
@@ -35,10 +69,10 @@ GEMM_BOTH int gemm_stage_bytes(int panels, int blocks, int tile_bytes, int colum
     return (blocks * (panels * tile_bytes + columns * 128) + 1023) / 1024 * 1024;
 }
 
-GEMM_BOTH int gemm_stages(bool large, int stage_bytes)
+GEMM_BOTH int gemm_stages(int size, int stage_bytes)
 {
-    return ((large ? GEMM_SMEM_LARGE : GEMM_SMEM_SMALL) - 2 * GEMM_STAGING - GEMM_TABLE_BYTES) / stage_bytes < GEMM_STAGES_MAX
-               ? ((large ? GEMM_SMEM_LARGE : GEMM_SMEM_SMALL) - 2 * GEMM_STAGING - GEMM_TABLE_BYTES) / stage_bytes
+    return (GEMM_SMEM / gemm_blocks(size) - 1024 - GEMM_TABLE_BYTES) / stage_bytes < GEMM_STAGES_MAX
+               ? (GEMM_SMEM / gemm_blocks(size) - 1024 - GEMM_TABLE_BYTES) / stage_bytes
                : GEMM_STAGES_MAX;
 }
 

@@ -2,13 +2,14 @@
 #include "base/mem.h"
 #include <stdio.h>
 
-enum { PART = 4096, NORM_THREADS = 256, ROPE_HEADS = 8, ROUTE_WARPS = 32, ATTN_THREADS = 288 };
+enum { PART = 4096, NORM_THREADS = 256, ROPE_HEADS = 8, ROUTE_WARPS = 32, ATTN_THREADS = 288, ATTN_PREFILL_THREADS = 384 };
 
 struct kernels {
     struct kernels_shape s;
     uint32_t n_sms;
     int nt[ATTN_KINDS]; /* query columns / 8 */
-    struct kernel norm[NORM_SOURCES], rope, swiglu, route, route_plan, attn_plan, attn[ATTN_KINDS];
+    bool wgmma;         /* ATTN_PREFILL is attn_prefill.cu's */
+    struct kernel norm[NORM_SOURCES], rope, swiglu, round, route, route_plan, attn_plan, attn[ATTN_KINDS], attn_prefix;
     struct kernel sample_adjust, sample_scan, sample_measure, sample_finish;
 };
 
@@ -42,12 +43,22 @@ struct wanted {
 static err_t find(struct kernels *k, struct device *d, struct err *e)
 {
     const struct kernels_shape *s = &k->s;
-    char rope[32], attn[ATTN_KINDS][32];
+    char rope[32], attn[ATTN_KINDS][32], prefix[32];
     const char *route = s->n_experts <= 128 ? "route_4" : s->n_experts <= 256 ? "route_8" : "route_16";
     size_t counts = ROUTE_WARPS * sizeof(uint32_t) * (size_t)s->n_experts;
     snprintf(rope, sizeof rope, "rope_%s_%d", kv_names[s->kv], s->head_dim);
-    for (int i = 0; i < ATTN_KINDS; i++)
+    size_t attn_smem[ATTN_KINDS];
+    err_t rc = OK;
+    for (int i = 0; i < ATTN_KINDS; i++) {
+        attn_smem[i] = (size_t)ATTN_SMEM(s->kv, s->head_dim, k->nt[i]);
         snprintf(attn[i], sizeof attn[i], "attn_%s_%d_%d", kv_names[s->kv], s->head_dim, k->nt[i]);
+    }
+    if (k->wgmma) {
+        snprintf(prefix, sizeof prefix, "attn_prefix_%s_%d", kv_names[s->kv], s->head_dim);
+        rc = device_kernel(&k->attn_prefix, d, prefix, sizeof(struct attn_args), ATTN_PREFILL_SMEM, e);
+        attn_smem[ATTN_PREFILL] = ATTN_PREFILL_SMEM;
+        snprintf(attn[ATTN_PREFILL], sizeof attn[ATTN_PREFILL], "attn_prefill_%s_%d", kv_names[s->kv], s->head_dim);
+    }
     const struct wanted all[] = {
         {&k->norm[NORM_PLAIN], "norm_plain", sizeof(struct norm_args), 0},
         {&k->norm[NORM_EMBED], "norm_embed", sizeof(struct norm_args), 0},
@@ -55,19 +66,18 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
         {&k->norm[NORM_COMBINE], "norm_combine", sizeof(struct norm_args), 0},
         {&k->rope, rope, sizeof(struct rope_args), 0},
         {&k->swiglu, "swiglu", sizeof(struct swiglu_args), 0},
+        {&k->round, "round_rows", sizeof(struct round_args), 0},
         {&k->route, route, sizeof(struct route_args), counts},
         {&k->route_plan, "route_plan", sizeof(struct route_args), counts},
         {&k->attn_plan, "attn_plan", sizeof(struct attn_plan_args), 0},
-        {&k->attn[ATTN_DECODE], attn[ATTN_DECODE], sizeof(struct attn_args),
-         (size_t)ATTN_SMEM(s->kv, s->head_dim, k->nt[ATTN_DECODE])},
-        {&k->attn[ATTN_PREFILL], attn[ATTN_PREFILL], sizeof(struct attn_args),
-         (size_t)ATTN_SMEM(s->kv, s->head_dim, k->nt[ATTN_PREFILL])},
+        {&k->attn[ATTN_DECODE], attn[ATTN_DECODE], sizeof(struct attn_args), attn_smem[ATTN_DECODE]},
+        {&k->attn[ATTN_SHORT], attn[ATTN_SHORT], sizeof(struct attn_args), attn_smem[ATTN_SHORT]},
+        {&k->attn[ATTN_PREFILL], attn[ATTN_PREFILL], sizeof(struct attn_args), attn_smem[ATTN_PREFILL]},
         {&k->sample_adjust, "sample_adjust", sizeof(struct sample_args), 0},
         {&k->sample_scan, "sample_scan", sizeof(struct sample_args), 0},
         {&k->sample_measure, "sample_measure", sizeof(struct sample_args), 0},
         {&k->sample_finish, "sample_finish", sizeof(struct sample_args), 0},
     };
-    err_t rc = OK;
     for (size_t i = 0; i < sizeof all / sizeof all[0] && rc == OK; i++)
         rc = device_kernel(all[i].to, d, all[i].name, all[i].args_bytes, all[i].smem_bytes, e);
     return rc;
@@ -80,7 +90,9 @@ err_t kernels_new(struct kernels **out, struct device *d, const struct kernels_s
     struct kernels *k = mem_alloc(sizeof *k);
     *k = (struct kernels){.s = *s, .n_sms = (uint32_t)device_about(d)->n_sms};
     k->nt[ATTN_DECODE] = s->n_heads / s->n_kv_heads <= 8 ? 1 : 2;
-    k->nt[ATTN_PREFILL] = 8;
+    k->nt[ATTN_SHORT] = 8;
+    k->wgmma = s->head_dim == 128;
+    k->nt[ATTN_PREFILL] = k->wgmma ? ATTN_PREFILL_COLUMNS / 8 : 8;
     rc = find(k, d, e);
     if (rc != OK) {
         kernels_free(k);
@@ -123,6 +135,13 @@ void kernels_swiglu(const struct kernels *k, struct queue *q, const struct swigl
     queue_launch(q, &k->swiglu, l, a);
 }
 
+void kernels_round(const struct kernels *k, struct queue *q, const struct round_args *a, int32_t rows, bool programmatic)
+{
+    CHECK(a->n % 8 == 0 && a->kind >= 0 && a->kind < ROUND_KINDS);
+    if (rows < 1) return;
+    queue_launch(q, &k->round, (struct launch){.grid = {(uint32_t)rows}, .threads = 256, .programmatic = programmatic}, a);
+}
+
 void kernels_route(const struct kernels *k, struct queue *q, const struct route_args *a, bool programmatic)
 {
     CHECK(a->n_experts <= k->s.n_experts && a->n_local <= k->s.n_experts && a->top_k <= ROUTE_TOP_K_MAX);
@@ -136,16 +155,32 @@ int32_t kernels_attn_tokens(const struct kernels *k, attn_kind_t kind)
     return k->nt[kind] * 8 / (k->s.n_heads / k->s.n_kv_heads);
 }
 
-size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind, int32_t max_chunks)
+static uint32_t attn_grid(const struct kernels *k, attn_kind_t kind)
 {
-    size_t columns = (size_t)k->nt[kind] * 8;
-    return (size_t)k->n_sms * (size_t)max_chunks * columns * ((size_t)k->s.head_dim + 2) * sizeof(float);
+    return k->n_sms * (uint32_t)ATTN_PER_SM(k->s.head_dim, k->nt[kind]);
 }
 
-void kernels_attn_plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a, bool programmatic)
+size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind, int32_t max_chunks)
+{
+    if (k->wgmma && kind == ATTN_PREFILL) return 0; /* pairs are never cut */
+    size_t columns = (size_t)k->nt[kind] * 8;
+    return attn_grid(k, kind) * (size_t)max_chunks * columns * ((size_t)k->s.head_dim + 2) * sizeof(float);
+}
+
+static void plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a, uint32_t runs, bool of_prefix,
+                 bool programmatic)
 {
     CHECK(a->first_chunk > 0 && a->first_chunk <= ATTN_CHUNK && a->first_chunk % KV_ROWS == 0);
-    queue_launch(q, &k->attn_plan, (struct launch){.grid = {1}, .threads = 32, .programmatic = programmatic}, a);
+    struct attn_plan_args args = *a;
+    args.n_runs = (int32_t)runs;
+    args.of_prefix = of_prefix;
+    queue_launch(q, &k->attn_plan, (struct launch){.grid = {1}, .threads = 32, .programmatic = programmatic}, &args);
+}
+
+void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind, const struct attn_plan_args *a,
+                       bool programmatic)
+{
+    plan(k, q, a, attn_grid(k, kind), false, programmatic);
 }
 
 void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind, const struct attn_args *a,
@@ -153,8 +188,27 @@ void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind, co
 {
     CHECK(a->group == k->s.n_heads / k->s.n_kv_heads && a->n_kv_heads == k->s.n_kv_heads);
     if (a->n_blocks < 1) return;
-    struct launch l = {.grid = {k->n_sms}, .threads = ATTN_THREADS, .programmatic = programmatic};
+    struct launch l = {.grid = {attn_grid(k, kind)}, .threads = ATTN_THREADS, .programmatic = programmatic};
+    if (k->wgmma && kind == ATTN_PREFILL) l.threads = ATTN_PREFILL_THREADS;
     queue_launch(q, &k->attn[kind], l, a);
+}
+
+bool kernels_attn_shares(const struct kernels *k)
+{
+    return k->wgmma;
+}
+
+void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a, bool programmatic)
+{
+    plan(k, q, a, k->n_sms, true, programmatic);
+}
+
+void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a, bool programmatic)
+{
+    CHECK(k->wgmma && a->state && a->state_ml && a->first_chunk == ATTN_CHUNK);
+    if (a->n_blocks < 1) return;
+    struct launch l = {.grid = {k->n_sms}, .threads = ATTN_PREFILL_THREADS, .programmatic = programmatic};
+    queue_launch(q, &k->attn_prefix, l, a);
 }
 
 int32_t kernels_sample_parts(const struct kernels *k)

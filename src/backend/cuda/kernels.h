@@ -95,6 +95,26 @@ struct swiglu_args {
     int32_t n;              /* a multiple of 4 */
 };
 
+/* --- activations rounded as other devices' low-precision GEMMs round them: format/act.h, same bits - */
+
+typedef enum {
+    ROUND_FP8_BLOCK,       /* a scale each 128 columns */
+    ROUND_MXFP8,           /* no scale */
+    ROUND_NVFP4,           /* one scale a row: the checkpoint's */
+    ROUND_NVFP4_PER_TOKEN, /* one scale a row */
+    ROUND_KINDS
+} round_t;
+
+struct round_args {
+    const uint16_t *x; /* [rows][n] bf16, finite */
+    uint16_t *out;     /* [rows][n] bf16; may be x */
+    float *scale;      /* [rows][ceil(n / 128)] or [rows] */
+    const float *input_scale; /* NVFP4: [1], positive */
+    const int32_t *n_rows;    /* on the device; NULL: all rows of the launch */
+    int32_t n;                /* a multiple of 8 */
+    int32_t kind;             /* round_t */
+};
+
 /* --- paged attention ---------------------------------------------------------------------------- */
 
 /*
@@ -112,33 +132,41 @@ struct swiglu_args {
 
 /* Shared memory of attn.cu's kernels for nt * 8 query columns (a column: one head of one token). */
 #define ATTN_STAGES_MAX 24
-#define ATTN_SMEM_MAX   231424
+#define ATTN_PER_SM(head_dim, nt) ((nt) <= 2 && (head_dim) <= 128 ? 2 : 1) /* blocks a multiprocessor */
+#define ATTN_SMEM_MAX(head_dim, nt) (233472 / ATTN_PER_SM(head_dim, nt) - 1024)
 #define ATTN_STAGE_BYTES(type, head_dim) (4 * KV_ROWS * (head_dim) * ((type) == KV_BF16 ? 2 : 1))
-#define ATTN_FIXED_BYTES(head_dim, nt) ((head_dim) / 16 * (nt)*256 + 16 * (nt)*256 + (nt)*480 + ATTN_STAGES_MAX * 16)
+#define ATTN_FIXED_BYTES(head_dim, nt) ((head_dim) / 16 * (nt)*256 + 16 * (nt)*256 + (nt)*320 + ATTN_STAGES_MAX * 16)
 #define ATTN_FIT(type, head_dim, nt)                                                               \
-    ((ATTN_SMEM_MAX - ATTN_FIXED_BYTES(head_dim, nt)) / ATTN_STAGE_BYTES(type, head_dim))
+    ((ATTN_SMEM_MAX(head_dim, nt) - ATTN_FIXED_BYTES(head_dim, nt)) / ATTN_STAGE_BYTES(type, head_dim))
 #define ATTN_STAGES(type, head_dim, nt)                                                            \
     (ATTN_FIT(type, head_dim, nt) < ATTN_STAGES_MAX ? ATTN_FIT(type, head_dim, nt) : ATTN_STAGES_MAX)
 #define ATTN_SMEM(type, head_dim, nt)                                                              \
     (ATTN_STAGES(type, head_dim, nt) * ATTN_STAGE_BYTES(type, head_dim) + ATTN_FIXED_BYTES(head_dim, nt))
 
+/* Of attn_prefill.cu's: head_dim 128, 128 columns. */
+#define ATTN_PREFILL_COLUMNS 128
+#define ATTN_PREFILL_SMEM    (6 * 32768 + 2 * 16384 + 7 * 16)
+
 /* Tokens [token, token + n) of the step: neighbours in position of sequence `seq`, at most
  * kernels_attn_tokens() of them; n == 0: nothing (padding). */
 struct attn_block {
     int32_t token, n, seq;
+    int32_t prefix; /* leading chunks (whole ones, seen whole by these tokens) that kernels_attn_prefix has done */
 };
 
 /* Made on the device by attn_plan, once a step, for all layers. */
 struct attn_span {
     int32_t first; /* items before this block: an item is one chunk of one KV head */
-    int32_t token, n, seq, n_keys;
+    int32_t token, n, seq, n_keys, prefix;
 };
 
 struct attn_plan_args {
     const struct attn_block *blocks; /* [n_blocks] */
     const int32_t *pos;              /* [tokens] */
-    struct attn_span *spans;         /* [n_blocks + 1]; the last one's `first` is the total */
+    struct attn_span *spans;         /* [n_blocks + 1]; the last one: the total, and the items of a run in `token` */
     int32_t n_blocks, n_kv_heads;
+    int32_t n_runs;    /* these two are filled in by the launcher */
+    int32_t of_prefix; /* a block's keys are its first `prefix` chunks */
     int32_t first_chunk; /* keys of the first chunk: ATTN_CHUNK, but for tests of invariance */
 };
 
@@ -151,6 +179,8 @@ struct attn_args {
     const struct attn_span *spans;
     float *partial;    /* workspace, kernels_attn_bytes() */
     uint32_t *arrived; /* [n_blocks * n_kv_heads] zeros; zeros again afterwards */
+    float *state;      /* of shared prefixes: O so far [tokens][n_heads][head_dim]; NULL: no block has one */
+    float *state_ml;   /* m and l so far [tokens][n_heads][2] */
     int32_t n_blocks, n_kv_heads, group;
     int32_t max_chunks; /* of any block: ceil of its keys / ATTN_CHUNK, or more */
     int32_t first_chunk;
@@ -252,16 +282,33 @@ void kernels_norm(const struct kernels *k, struct queue *q, norm_source_t source
 void kernels_rope(const struct kernels *k, struct queue *q, const struct rope_args *a, int32_t tokens, bool programmatic);
 void kernels_swiglu(const struct kernels *k, struct queue *q, const struct swiglu_args *a, int32_t rows,
                     bool programmatic);
+void kernels_round(const struct kernels *k, struct queue *q, const struct round_args *a, int32_t rows, bool programmatic);
 /* With logits NULL only the plan is made. */
 void kernels_route(const struct kernels *k, struct queue *q, const struct route_args *a, bool programmatic);
 
-/* Which kernel runs a block: chosen by its number of tokens, never by its bits. */
-typedef enum { ATTN_DECODE, ATTN_PREFILL, ATTN_KINDS } attn_kind_t;
+/* Which kernel runs a step's blocks.  All give the same bits:
+ *   ATTN_DECODE   a token a block
+ *   ATTN_SHORT    a few tokens a block; long contexts are shared out over the whole GPU
+ *   ATTN_PREFILL  more tokens a block, fastest when there are at least as many pairs of block and KV head as
+ *                 multiprocessors */
+typedef enum { ATTN_DECODE, ATTN_SHORT, ATTN_PREFILL, ATTN_KINDS } attn_kind_t;
 int32_t kernels_attn_tokens(const struct kernels *k, attn_kind_t kind); /* most tokens of a block */
 size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind, int32_t max_chunks); /* of `partial` */
-void kernels_attn_plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a, bool programmatic);
+/* The plan is for kernels of this kind. */
+void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind, const struct attn_plan_args *a,
+                       bool programmatic);
 void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind, const struct attn_args *a,
                   bool programmatic);
+
+/*
+ * Decode of sequences that share their first pages: the chunks that lie wholly in the shared part are read once for
+ * up to kernels_attn_tokens(ATTN_PREFILL) sequences, whose tokens must be neighbours in the step.  Blocks here: those
+ * tokens, any of their sequences, and `prefix`; then each token's own ATTN_DECODE block with the same `prefix`, which
+ * goes on from `state`.  Same bits as without.  For ATTN_PREFILL blocks `prefix` must be 0.
+ */
+bool kernels_attn_shares(const struct kernels *k); /* whether there is a kernel for this shape */
+void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a, bool programmatic);
+void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a, bool programmatic);
 
 int32_t kernels_sample_parts(const struct kernels *k); /* a row */
 /* Four kernels. */

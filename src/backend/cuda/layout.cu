@@ -1,4 +1,5 @@
-/* layout.cu - canonical matrices to tiles and back: layout_cuda.c on the device, a thread for each lane of a unit. */
+/* layout.cu - canonical matrices to tiles and back: layout_cuda.c on the device, a thread for each
+ * lane of a unit. */
 #include "backend/cuda/layout_cuda.h"
 
 template <int BITS>
@@ -7,12 +8,14 @@ __device__ uint32_t code_read(const struct layout_args &a, uint32_t row, uint32_
     if (row >= a.rows || col >= a.cols) return 0;
     if (BITS == 16) return ((const uint16_t *)a.data)[(size_t)row * a.cols + col];
     if (BITS == 8) return ((const uint8_t *)a.data)[(size_t)row * a.cols + col];
-    return ((const uint8_t *)a.data)[(size_t)row * ((a.cols + 1) / 2) + col / 2] >> (col % 2 * 4) & 15;
+    return ((const uint8_t *)a.data)[(size_t)row * ((a.cols + 1) / 2) + col / 2] >> (col % 2 * 4) &
+           15;
 }
 
 /* Columns col (even) and col + 1; a byte of two nibbles is written whole. */
 template <int BITS>
-__device__ void codes_write(const struct layout_args &a, uint32_t row, uint32_t col, uint32_t lo, uint32_t hi)
+__device__ void codes_write(const struct layout_args &a, uint32_t row, uint32_t col, uint32_t lo,
+                            uint32_t hi)
 {
     if (row >= a.rows || col >= a.cols) return;
     bool both = col + 1 < a.cols;
@@ -71,7 +74,8 @@ __device__ void lane_read(uint32_t code[16], const char *unit, int lane)
     } else {
         uint2 q = *(const uint2 *)(unit + lane * 8);
         uint32_t x = (q.x & 0x06030603u) | (q.y & ~0x06030603u);
-        const uint32_t t[8] = {q.x, q.x << 4, rotl(q.x, 10), q.y << 2, q.y << 6, rotl(q.y, 12), rotl(x, 8), rotl(x, 14)};
+        const uint32_t t[8] = {q.x,      q.x << 4,      rotl(q.x, 10), q.y << 2,
+                               q.y << 6, rotl(q.y, 12), rotl(x, 8),    rotl(x, 14)};
         for (int i = 0; i < 8; i++) {
             code[2 * i] = (t[i] >> 15 & 1) << 3 | (t[i] >> 6 & 7);
             code[2 * i + 1] = t[i] >> 31 << 3 | (t[i] >> 22 & 7);
@@ -120,16 +124,16 @@ __device__ void layout_body(const struct layout_args &a)
     }
 }
 
-#define LAYOUT_KERNELS(name, bits, group)                                                          \
-    extern "C" __global__ void __launch_bounds__(LAYOUT_THREADS)                                   \
-        pack_##name(const __grid_constant__ struct layout_args a)                                  \
-    {                                                                                              \
-        layout_body<bits, group, true>(a);                                                         \
-    }                                                                                              \
-    extern "C" __global__ void __launch_bounds__(LAYOUT_THREADS)                                   \
-        unpack_##name(const __grid_constant__ struct layout_args a)                                \
-    {                                                                                              \
-        layout_body<bits, group, false>(a);                                                        \
+#define LAYOUT_KERNELS(name, bits, group)                           \
+    extern "C" __global__ void __launch_bounds__(LAYOUT_THREADS)    \
+        pack_##name(const __grid_constant__ struct layout_args a)   \
+    {                                                               \
+        layout_body<bits, group, true>(a);                          \
+    }                                                               \
+    extern "C" __global__ void __launch_bounds__(LAYOUT_THREADS)    \
+        unpack_##name(const __grid_constant__ struct layout_args a) \
+    {                                                               \
+        layout_body<bits, group, false>(a);                         \
     }
 
 LAYOUT_KERNELS(16, 16, 0)

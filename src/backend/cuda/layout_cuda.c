@@ -93,7 +93,8 @@ static void lane_unpack(uint16_t code[16], const uint8_t *unit, uint32_t bits, u
 }
 
 /* Element (row, col) of canonical data as a code. */
-static uint16_t code_read(const uint8_t *data, uint32_t bits, size_t row_bytes, uint32_t row, uint32_t col)
+static uint16_t code_read(const uint8_t *data, uint32_t bits, size_t row_bytes, uint32_t row,
+                          uint32_t col)
 {
     const uint8_t *p = data + row * row_bytes;
     uint16_t v;
@@ -103,7 +104,8 @@ static uint16_t code_read(const uint8_t *data, uint32_t bits, size_t row_bytes, 
 }
 
 /* Even columns of 4-bit data come first and clear their byte. */
-static void code_write(uint8_t *data, uint32_t bits, size_t row_bytes, uint32_t row, uint32_t col, uint16_t v)
+static void code_write(uint8_t *data, uint32_t bits, size_t row_bytes, uint32_t row, uint32_t col,
+                       uint16_t v)
 {
     uint8_t *p = data + row * row_bytes;
     if (bits == 16)
@@ -128,8 +130,8 @@ static struct walk walk_of(format_t f, uint32_t rows, uint32_t cols)
     return w;
 }
 
-static void tile_pack(uint8_t *tile, const struct walk *w, const uint8_t *data, const uint8_t *scale, uint32_t p,
-                      uint32_t b)
+static void tile_pack(uint8_t *tile, const struct walk *w, const uint8_t *data,
+                      const uint8_t *scale, uint32_t p, uint32_t b)
 {
     uint16_t code[16];
     for (uint32_t r = 0; r < TILE_ROWS; r++)
@@ -137,19 +139,22 @@ static void tile_pack(uint8_t *tile, const struct walk *w, const uint8_t *data, 
             uint32_t row = p * TILE_ROWS + r;
             for (uint32_t j = 0; j < 16; j++) {
                 uint32_t col = b * TILE_K + column_of(c, j);
-                code[j] = row < w->rows && col < w->cols ? code_read(data, w->t.elem_bits, w->row_bytes, row, col) : 0;
+                code[j] = row < w->rows && col < w->cols
+                              ? code_read(data, w->t.elem_bits, w->row_bytes, row, col)
+                              : 0;
             }
             lane_pack(tile + r / 8 * (w->t.data_bytes / 8), w->t.elem_bits, r % 8 * 4 + c, code);
         }
     uint32_t n = w->t.group ? TILE_K / w->t.group : 0;
     for (uint32_t i = 0; i < TILE_ROWS * n; i++) {
         uint32_t row = p * TILE_ROWS + i / n, col = b * n + i % n;
-        tile[w->t.data_bytes + i] = row < w->rows && col < w->scale_cols ? scale[(size_t)row * w->scale_cols + col] : 0;
+        tile[w->t.data_bytes + i] =
+            row < w->rows && col < w->scale_cols ? scale[(size_t)row * w->scale_cols + col] : 0;
     }
 }
 
-static void tile_unpack(uint8_t *data, uint8_t *scale, const struct walk *w, const uint8_t *tile, uint32_t p,
-                        uint32_t b)
+static void tile_unpack(uint8_t *data, uint8_t *scale, const struct walk *w, const uint8_t *tile,
+                        uint32_t p, uint32_t b)
 {
     uint16_t code[16];
     for (uint32_t r = 0; r < TILE_ROWS && p * TILE_ROWS + r < w->rows; r++)
@@ -157,32 +162,36 @@ static void tile_unpack(uint8_t *data, uint8_t *scale, const struct walk *w, con
             lane_unpack(code, tile + r / 8 * (w->t.data_bytes / 8), w->t.elem_bits, r % 8 * 4 + c);
             for (uint32_t j = 0; j < 16; j++) {
                 uint32_t col = b * TILE_K + column_of(c, j);
-                if (col < w->cols) code_write(data, w->t.elem_bits, w->row_bytes, p * TILE_ROWS + r, col, code[j]);
+                if (col < w->cols)
+                    code_write(data, w->t.elem_bits, w->row_bytes, p * TILE_ROWS + r, col, code[j]);
             }
         }
     uint32_t n = w->t.group ? TILE_K / w->t.group : 0;
     for (uint32_t i = 0; i < TILE_ROWS * n; i++) {
         uint32_t row = p * TILE_ROWS + i / n, col = b * n + i % n;
-        if (row < w->rows && col < w->scale_cols) scale[(size_t)row * w->scale_cols + col] = tile[w->t.data_bytes + i];
+        if (row < w->rows && col < w->scale_cols)
+            scale[(size_t)row * w->scale_cols + col] = tile[w->t.data_bytes + i];
     }
 }
 
-void layout_cuda_pack(void *tiles, format_t f, const void *data, const void *scale, uint32_t rows, uint32_t cols,
-                      uint32_t panel0, uint32_t n)
+void layout_cuda_pack(void *tiles, format_t f, const void *data, const void *scale, uint32_t rows,
+                      uint32_t cols, uint32_t panel0, uint32_t n)
 {
     struct walk w = walk_of(f, rows, cols);
     for (uint32_t p = panel0; p < panel0 + n; p++)
         for (uint32_t b = 0; b < w.blocks; b++)
-            tile_pack((uint8_t *)tiles + ((size_t)p * w.blocks + b) * w.t.bytes, &w, data, scale, p, b);
+            tile_pack((uint8_t *)tiles + ((size_t)p * w.blocks + b) * w.t.bytes, &w, data, scale, p,
+                      b);
 }
 
-void layout_cuda_unpack(void *data, void *scale, format_t f, const void *tiles, uint32_t rows, uint32_t cols,
-                        uint32_t panel0, uint32_t n)
+void layout_cuda_unpack(void *data, void *scale, format_t f, const void *tiles, uint32_t rows,
+                        uint32_t cols, uint32_t panel0, uint32_t n)
 {
     struct walk w = walk_of(f, rows, cols);
     for (uint32_t p = panel0; p < panel0 + n; p++)
         for (uint32_t b = 0; b < w.blocks; b++)
-            tile_unpack(data, scale, &w, (const uint8_t *)tiles + ((size_t)p * w.blocks + b) * w.t.bytes, p, b);
+            tile_unpack(data, scale, &w,
+                        (const uint8_t *)tiles + ((size_t)p * w.blocks + b) * w.t.bytes, p, b);
 }
 
 /* By element width (4, 8, 16 bits) and whether small scales lie in the tiles, 16 or 32 k each. */
@@ -190,8 +199,8 @@ static const struct {
     uint32_t bits, group;
     const char *pack, *unpack;
 } kernels[] = {
-    {16, 0, "pack_16", "unpack_16"},          {8, 0, "pack_8", "unpack_8"},
-    {8, 32, "pack_8_g32", "unpack_8_g32"},    {4, 16, "pack_4_g16", "unpack_4_g16"},
+    {16, 0, "pack_16", "unpack_16"},       {8, 0, "pack_8", "unpack_8"},
+    {8, 32, "pack_8_g32", "unpack_8_g32"}, {4, 16, "pack_4_g16", "unpack_4_g16"},
     {4, 32, "pack_4_g32", "unpack_4_g32"},
 };
 

@@ -11,19 +11,22 @@
  * fragment: lane = row % 8 * 4 + c holds, for step s = k % 64 / 16, the k's 16 s + {2c, 2c + 1} and
  * {2c + 8, 2c + 9}, two "pairs" 2s and 2s + 1.  Bytes of a lane within its unit:
  *
- *     BF16  32: [half = s / 2][lane][16 bytes: pairs 4 half .. 4 half + 3, 4 bytes each, even k first]
+ *     BF16  32: [half = s / 2][lane][16 bytes: four pairs from 4 half, 4 bytes each, even k first]
  *     E4M3  16: [lane][4 words s: bytes k = 2c, 2c + 8, 2c + 1, 2c + 9 of the step]
- *     E2M1   8: [lane][2 words]: pair i is t(i), sign bits 15 and 31, E2M1's other three at bits 8-6
- *               and 24-22, low half the even k; with m = 0x81C081C0 and x = q0 & n | q1 & ~n, n = 0x06030603:
- *                 t0 = q0 & m         t1 = q0 << 4 & m   t2 = rotl(q0, 10) & m   t3 = q1 << 2 & m
- *                 t4 = q1 << 6 & m    t5 = rotl(q1, 12) & m   t6 = rotl(x, 8) & m   t7 = rotl(x, 14) & m
+ *     E2M1   8: [lane][2 words q0, q1]: pair i is t(i), sign bits 15 and 31, E2M1's other three at
+ *               bits 8-6 and 24-22, the even k in the low half; with m = 0x81C081C0,
+ *               n = 0x06030603 and x = q0 & n | q1 & ~n
+ *                   t0 = q0 & m             t1 = q0 << 4 & m
+ *                   t2 = rotl(q0, 10) & m   t3 = q1 << 2 & m
+ *                   t4 = q1 << 6 & m        t5 = rotl(q1, 12) & m
+ *                   t6 = rotl(x, 8) & m     t7 = rotl(x, 14) & m
  *
  * Small scales of a tile: [row % 64][64 / group] bytes (NVFP4 4, MXFP4 and MXFP8 2), k ascending.
  *
  * Tiles lie front to back in the order a GEMM reads 64 rows, so one bulk copy fetches one.
- * layout_cuda_pack and _unpack are the definition, on the CPU; the kernels of layout.cu do the same on
- * the device while staging and when weights are read back (test/cuda/test_layout.c: random bytes, odd
- * shapes, both ways).
+ * layout_cuda_pack and _unpack are the definition, on the CPU; the kernels of layout.cu do the same
+ * on the device while staging and when weights are read back (test/cuda/test_layout.c: random
+ * bytes, odd shapes, both ways).
  */
 #ifndef BACKEND_CUDA_LAYOUT_CUDA_H
 #define BACKEND_CUDA_LAYOUT_CUDA_H
@@ -33,7 +36,8 @@
 #define TILE_ROWS 64
 #define TILE_K    64
 
-/* What a tile holds of a format, by the width of its elements and the k that share a small scale. */
+/* What a tile holds of a format, by the width of its elements and the k that share a small scale.
+ */
 struct tile_shape {
     uint32_t elem_bits;
     uint32_t group;      /* k of a small scale; 0: none in the tile */
@@ -54,14 +58,15 @@ static inline uint32_t tile_blocks(uint32_t cols)
 /* Bytes of all tiles of a matrix (f32 scales apart); false when they overflow size_t. */
 bool layout_cuda_bytes(size_t *out, format_t f, uint64_t rows, uint64_t cols);
 
-/* Canonical data and small scales (NULL where the format has none in the tiles) to tiles, and back.  `cols`
- * of a 4-bit format must be even.  Panels [panel0, panel0 + n) alone; pointers are those of the whole matrix. */
+/* Canonical data and small scales (NULL where the format has none in the tiles) to tiles, and back.
+ * Panels [panel0, panel0 + n) alone; pointers are those of the whole matrix. */
 void layout_cuda_pack(void *tiles, format_t f, const void *data, const void *scale, uint32_t rows,
                       uint32_t cols, uint32_t panel0, uint32_t n);
 void layout_cuda_unpack(void *data, void *scale, format_t f, const void *tiles, uint32_t rows,
                         uint32_t cols, uint32_t panel0, uint32_t n);
 
-/* --- kernels (layout.cu), one block of LAYOUT_THREADS a tile: grid (blocks, panels), args below. */
+/* --- kernels (layout.cu), one block of LAYOUT_THREADS a tile: grid (blocks, panels), args below.
+ */
 #define LAYOUT_THREADS 256
 struct layout_args {
     void *tiles;
@@ -69,7 +74,8 @@ struct layout_args {
     void *scale;  /* likewise */
     uint32_t rows, cols;
 };
-/* "pack_bf16", "unpack_bf16", ...: by element width and group (formats share them); to_tiles: pack_*. */
+/* "pack_bf16", "unpack_bf16", ...: by element width and group (formats share them); to_tiles:
+ * pack_*. */
 const char *layout_cuda_kernel(format_t f, bool to_tiles);
 
 #endif

@@ -65,13 +65,15 @@ err_t region_new(struct region **out, struct device *d, size_t bytes, struct err
 {
     CUmemAllocationProp kind = memory_kind(d);
     size_t page, whole;
-    CUresult r = d->cu.cuMemGetAllocationGranularity(&page, &kind, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    CUresult r =
+        d->cu.cuMemGetAllocationGranularity(&page, &kind, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
     err_t rc = driver_check(&d->cu, r, e, "size of device pages");
     if (rc != OK) return rc;
     if (!whole_pages(&whole, bytes ? bytes : 1, page))
         return err_set(e, ERR_NOMEM, "%zu bytes of device addresses: too many", bytes);
     CUdeviceptr base;
-    rc = driver_check(&d->cu, d->cu.cuMemAddressReserve(&base, whole, page, 0, 0), e, "reserving device addresses");
+    rc = driver_check(&d->cu, d->cu.cuMemAddressReserve(&base, whole, page, 0, 0), e,
+                      "reserving device addresses");
     if (rc != OK) return err_wrap(e, rc, "%zu bytes", whole);
     struct region *g = mem_alloc(sizeof *g);
     *g = (struct region){.d = d, .base = base, .bytes = whole, .page = page};
@@ -83,17 +85,21 @@ err_t region_map(struct region *g, size_t bytes, struct err *e)
 {
     struct device *d = g->d;
     CUmemAllocationProp kind = memory_kind(d);
-    CUmemAccessDesc access = {.location = kind.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemAccessDesc access = {.location = kind.location,
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     size_t whole;
     CHECK(bytes <= g->bytes && whole_pages(&whole, bytes, g->page));
     if (whole <= g->mapped) return OK;
     CHECK(g->n_chunks < CHUNKS_MAX);
     struct chunk c = {.at = g->mapped, .bytes = whole - g->mapped};
-    err_t rc = driver_check(&d->cu, d->cu.cuMemCreate(&c.handle, c.bytes, &kind, 0), e, "device memory");
+    err_t rc =
+        driver_check(&d->cu, d->cu.cuMemCreate(&c.handle, c.bytes, &kind, 0), e, "device memory");
     if (rc != OK) return err_wrap(e, rc, "%zu bytes", c.bytes);
-    rc = driver_check(&d->cu, d->cu.cuMemMap(g->base + c.at, c.bytes, 0, c.handle, 0), e, "mapping device memory");
+    rc = driver_check(&d->cu, d->cu.cuMemMap(g->base + c.at, c.bytes, 0, c.handle, 0), e,
+                      "mapping device memory");
     if (rc != OK) goto release;
-    rc = driver_check(&d->cu, d->cu.cuMemSetAccess(g->base + c.at, c.bytes, &access, 1), e, "access to device memory");
+    rc = driver_check(&d->cu, d->cu.cuMemSetAccess(g->base + c.at, c.bytes, &access, 1), e,
+                      "access to device memory");
     if (rc != OK) goto unmap;
     g->chunks[g->n_chunks++] = c;
     g->mapped = whole;
@@ -110,8 +116,11 @@ err_t region_unmap(struct region *g, struct err *e)
     struct device *d = g->d;
     while (g->n_chunks > 0) {
         struct chunk *c = &g->chunks[g->n_chunks - 1];
-        err_t rc = driver_check(&d->cu, d->cu.cuMemUnmap(g->base + c->at, c->bytes), e, "unmapping device memory");
-        if (rc == OK) rc = driver_check(&d->cu, d->cu.cuMemRelease(c->handle), e, "giving back device memory");
+        err_t rc = driver_check(&d->cu, d->cu.cuMemUnmap(g->base + c->at, c->bytes), e,
+                                "unmapping device memory");
+        if (rc == OK)
+            rc =
+                driver_check(&d->cu, d->cu.cuMemRelease(c->handle), e, "giving back device memory");
         if (rc != OK) return rc;
         g->mapped = c->at;
         g->n_chunks--;

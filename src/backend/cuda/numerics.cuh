@@ -52,6 +52,23 @@ __device__ __forceinline__ uint16_t e4m3_pack(float lo, float hi)
     return r;
 }
 
+/* v_exp's polynomial: 2^n * *p = e^y, where the low bits of the result hold n. */
+__device__ __forceinline__ float exp_parts(float y, float *p)
+{
+    const float magic = 12582912.0f;
+    float t = __fmaf_rn(y, 1.44269504f, magic);
+    float n = __fsub_rn(t, magic);
+    float r = __fmaf_rn(n, -0.693359375f, y);
+    r = __fmaf_rn(n, 2.12194440e-4f, r);
+    *p = __fmaf_rn(1.0f / 720.0f, r, 1.0f / 120.0f);
+    *p = __fmaf_rn(*p, r, 1.0f / 24.0f);
+    *p = __fmaf_rn(*p, r, 1.0f / 6.0f);
+    *p = __fmaf_rn(*p, r, 0.5f);
+    *p = __fmaf_rn(*p, r, 1.0f);
+    *p = __fmaf_rn(*p, r, 1.0f);
+    return t;
+}
+
 /*
  * kernels.inc, v_exp.  The CPU clamps x to [-87.3, 88] first and afterwards replaces what lay below
  * by 0; so below the clamp changes no result and is left out, and where x <= 0 is known, all of it.
@@ -59,21 +76,26 @@ __device__ __forceinline__ uint16_t e4m3_pack(float lo, float hi)
 template <bool NOT_POSITIVE>
 __device__ __forceinline__ float exp_cpu(float x)
 {
-    const float magic = 12582912.0f;
-    float y = NOT_POSITIVE ? x : (88.0f < x ? 88.0f : x);
-    float t = __fmaf_rn(y, 1.44269504f, magic);
-    float n = __fsub_rn(t, magic);
-    float r = __fmaf_rn(n, -0.693359375f, y);
-    r = __fmaf_rn(n, 2.12194440e-4f, r);
-    float p = 1.0f / 720.0f;
-    p = __fmaf_rn(p, r, 1.0f / 120.0f);
-    p = __fmaf_rn(p, r, 1.0f / 24.0f);
-    p = __fmaf_rn(p, r, 1.0f / 6.0f);
-    p = __fmaf_rn(p, r, 0.5f);
-    p = __fmaf_rn(p, r, 1.0f);
-    p = __fmaf_rn(p, r, 1.0f);
+    float p, t = exp_parts(NOT_POSITIVE ? x : (88.0f < x ? 88.0f : x), &p);
     p = __fmul_rn(p, __uint_as_float((__float_as_uint(t) << 23) + 0x3f800000u));
     return x < -87.3f ? 0.0f : p;
+}
+
+/* The same for x <= 0 that is no NaN (which gives some number): 2^n joins the exponent of p, which is in (0.7, 1.5), and
+ * above 1 where n = -126. */
+__device__ __forceinline__ float exp_weight(float x)
+{
+    float p, t = exp_parts(x, &p);
+    p = __uint_as_float(__float_as_uint(p) + (__float_as_uint(t) << 23));
+    return x < -87.3f ? 0.0f : p;
+}
+
+/* NaN if one is. */
+__device__ __forceinline__ float max_nan(float a, float b)
+{
+    float r;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
 }
 
 /* The tree of v_sum over 16 neighbouring threads, one lane each; all 16 get the result. */

@@ -13,6 +13,48 @@ __device__ __forceinline__ uint32_t smem_addr(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* The same, opaque: the compiler keeps the result in a register instead of working it out again at
+ * each use. */
+__device__ __forceinline__ uint32_t smem_addr_once(const void *p)
+{
+    uint32_t a;
+    asm volatile("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }"
+                 : "=r"(a)
+                 : "l"(p));
+    return a;
+}
+
+/* --- ld.shared; in program order among themselves and barriers. */
+__device__ __forceinline__ uint4 ld_shared_v4(uint32_t a)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(a));
+    return v;
+}
+
+__device__ __forceinline__ uint2 ld_shared_v2(uint32_t a)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(a));
+    return v;
+}
+
+__device__ __forceinline__ uint32_t ld_shared_u32(uint32_t a)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(a));
+    return v;
+}
+
+__device__ __forceinline__ uint32_t ld_shared_u16(uint32_t a)
+{
+    uint32_t v;
+    asm volatile("{ .reg .u16 h; ld.shared.u16 h, [%1]; cvt.u32.u16 %0, h; }" : "=r"(v) : "r"(a));
+    return v;
+}
+
 /* --- programmatic launch: this kernel's successor may start; wait for the predecessor's writes. */
 __device__ __forceinline__ void griddepcontrol_launch_dependents(void)
 {
@@ -27,13 +69,16 @@ __device__ __forceinline__ void griddepcontrol_wait(void)
 /* --- cp.async: 16 bytes global to shared; `bytes` < 16 fills the rest with zeros. */
 __device__ __forceinline__ void cp_async_cg_16(uint32_t dst, const void *src, uint32_t bytes)
 {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+                 "r"(bytes)
+                 : "memory");
 }
 
 /* The same; `zero`: nothing is read, 16 zero bytes are written. */
 __device__ __forceinline__ void cp_async_cg_16_ignore(uint32_t dst, const void *src, bool zero)
 {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global.L2::128B [%0], [%1], 16, p; }" ::"r"(dst),
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global.L2::128B [%0], "
+                 "[%1], 16, p; }" ::"r"(dst),
                  "l"(src), "r"((uint32_t)zero)
                  : "memory");
 }
@@ -49,7 +94,8 @@ __device__ __forceinline__ void cp_async_wait_group(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Arrive on the barrier when this thread's earlier cp.async have landed (the count is not raised). */
+/* Arrive on the barrier when this thread's earlier cp.async have landed (the count is not raised).
+ */
 __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
@@ -68,13 +114,15 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t bar)
 
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
 }
 
 __device__ __forceinline__ bool mbarrier_try_wait_parity(uint32_t bar, uint32_t parity)
 {
     uint32_t ok;
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 "
+                 "%0, 1, 0, p; }"
                  : "=r"(ok)
                  : "r"(bar), "r"(parity)
                  : "memory");
@@ -89,18 +137,22 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity)
 }
 
 /* --- bulk copy, global to shared; address, source and size in multiples of 16 bytes. */
-__device__ __forceinline__ void cp_async_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+__device__ __forceinline__ void cp_async_bulk(uint32_t dst, const void *src, uint32_t bytes,
+                                              uint32_t bar)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
-                 "l"(src), "r"(bytes), "r"(bar)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(dst),
+        "l"(src), "r"(bytes), "r"(bar)
+        : "memory");
 }
 
 /* The same with an L2 cache policy of createpolicy. */
-__device__ __forceinline__ void cp_async_bulk_hint(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar,
-                                                   uint64_t policy)
+__device__ __forceinline__ void cp_async_bulk_hint(uint32_t dst, const void *src, uint32_t bytes,
+                                                   uint32_t bar, uint64_t policy)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, "
                  "[%3], %4;" ::"r"(dst),
                  "l"(src), "r"(bytes), "r"(bar), "l"(policy)
                  : "memory");
@@ -158,13 +210,22 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t r[4], uint32_t addr)
                  : "memory");
 }
 
-/* --- mma.sync m16n8k16, bf16 inputs, f32 accumulators. */
-__device__ __forceinline__ void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
+__device__ __forceinline__ uint32_t movmatrix_trans_b16(uint32_t a)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    uint32_t d;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+    return d;
+}
+
+/* --- mma.sync m16n8k16, bf16 inputs, f32 accumulators. */
+__device__ __forceinline__ void mma_m16n8k16_bf16(float d[4], const uint32_t a[4],
+                                                  const uint32_t b[2])
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 #endif

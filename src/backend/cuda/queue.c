@@ -20,7 +20,8 @@ struct graph {
 err_t queue_new(struct queue **out, struct device *d, struct err *e)
 {
     CUstream s;
-    err_t rc = driver_check(&d->cu, d->cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), e, "a stream");
+    err_t rc =
+        driver_check(&d->cu, d->cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), e, "a stream");
     if (rc != OK) return rc;
     struct queue *q = mem_alloc(sizeof *q);
     q->d = d;
@@ -74,11 +75,18 @@ void queue_launch(struct queue *q, const struct kernel *k, struct launch l, cons
     if (failed(q)) return;
     CHECK(k->fn);
     CUlaunchAttribute attr[2];
-    CUlaunchConfig c = {.gridDimX = at_least_1(l.grid[0]), .gridDimY = at_least_1(l.grid[1]),
-                        .gridDimZ = at_least_1(l.grid[2]), .blockDimX = l.threads, .blockDimY = 1,
-                        .blockDimZ = 1, .sharedMemBytes = k->smem_bytes, .hStream = q->s, .attrs = attr};
+    CUlaunchConfig c = {.gridDimX = at_least_1(l.grid[0]),
+                        .gridDimY = at_least_1(l.grid[1]),
+                        .gridDimZ = at_least_1(l.grid[2]),
+                        .blockDimX = l.threads,
+                        .blockDimY = 1,
+                        .blockDimZ = 1,
+                        .sharedMemBytes = k->smem_bytes,
+                        .hStream = q->s,
+                        .attrs = attr};
     if (l.programmatic) {
-        attr[c.numAttrs] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION};
+        attr[c.numAttrs] =
+            (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION};
         attr[c.numAttrs++].value.programmaticStreamSerializationAllowed = 1;
     }
     if (l.cluster) {
@@ -150,13 +158,15 @@ err_t event_sync(struct event *ev, struct err *e)
 
 err_t event_ms(float *out, struct event *from, struct event *to, struct err *e)
 {
-    return driver_check(&from->d->cu, from->d->cu.cuEventElapsedTime(out, from->ev, to->ev), e, "time between events");
+    return driver_check(&from->d->cu, from->d->cu.cuEventElapsedTime(out, from->ev, to->ev), e,
+                        "time between events");
 }
 
 void queue_capture(struct queue *q)
 {
     if (failed(q)) return;
-    note(q, q->d->cu.cuStreamBeginCapture(q->s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "starting a capture");
+    note(q, q->d->cu.cuStreamBeginCapture(q->s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+         "starting a capture");
 }
 
 err_t queue_capture_end(struct queue *q, struct graph **out, struct err *e)

@@ -1,21 +1,25 @@
 /*
  * weight.cuh - one lane's weights of a unit (8 rows x 64 k, layout_cuda.h), decoded to BF16.
  *
- * weight_load takes them from shared memory, weight_step gives the two pairs of a k16 step: registers a0
- * and a2 (or a1 and a3) of a tensor-core A fragment.  Decoding is exact; NVFP4 comes out times 2^-7, which
- * the epilogue takes back.
+ * weight_load and weight_prepare take them from shared memory, weight_step gives the two pairs of a
+ * k16 step: registers a0 and a2 (or a1 and a3) of a tensor-core A fragment.  Decoding is exact;
+ * NVFP4 comes out times 2^-7, which the epilogue takes back.
  */
 #ifndef BACKEND_CUDA_WEIGHT_CUH
 #define BACKEND_CUDA_WEIGHT_CUH
 
 #include "backend/cuda/layout_cuda.h"
-#include <stdint.h>
+#include "backend/cuda/ptx.cuh"
 
 /* Compile-time twin of tile_shape. */
 template <format_t F>
 struct weight {
-    static constexpr int BITS = F == FORMAT_BF16 ? 16 : F == FORMAT_NVFP4 || F == FORMAT_MXFP4 ? 4 : 8;
-    static constexpr int GROUP = F == FORMAT_NVFP4 ? 16 : F == FORMAT_MXFP4 || F == FORMAT_MXFP8 ? 32 : 0;
+    static constexpr int BITS = F == FORMAT_BF16                         ? 16
+                                : F == FORMAT_NVFP4 || F == FORMAT_MXFP4 ? 4
+                                                                         : 8;
+    static constexpr int GROUP = F == FORMAT_NVFP4                        ? 16
+                                 : F == FORMAT_MXFP4 || F == FORMAT_MXFP8 ? 32
+                                                                          : 0;
     static constexpr int DATA = TILE_ROWS * TILE_K * BITS / 8;
     static constexpr int UNIT = DATA / 8;
     static constexpr int TILE = DATA + (GROUP ? TILE_ROWS * TILE_K / (GROUP ? GROUP : 1) : 0);
@@ -25,6 +29,27 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b)
 {
     uint32_t d;
     asm("mul.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+/* Both by the low, or the high, half of `b`; one instruction each. */
+__device__ __forceinline__ uint32_t mul_bf16x2_low(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("{ .reg .b16 l, h; .reg .b32 t; mov.b32 {l, h}, %2; mov.b32 t, {l, l}; mul.bf16x2 %0, %1, "
+        "t; }"
+        : "=r"(d)
+        : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ uint32_t mul_bf16x2_high(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("{ .reg .b16 l, h; .reg .b32 t; mov.b32 {l, h}, %2; mov.b32 t, {h, h}; mul.bf16x2 %0, %1, "
+        "t; }"
+        : "=r"(d)
+        : "r"(a), "r"(b));
     return d;
 }
 
@@ -51,31 +76,39 @@ template <format_t F>
 struct raw {
     uint32_t q[weight<F>::BITS / 2]; /* the lane's bytes */
     uint32_t x;                      /* 4 bits: see layout_cuda.h */
-    uint32_t s0, s1; /* NVFP4: scales x 2^119 of steps 0 and 2, 1 and 3; E8M0: of steps 0-1, 2-3, twice each */
+    uint32_t s0, s1; /* NVFP4: scales x 2^119 of steps 0 and 2, 1 and 3; E8M0: of steps 0-1, 2-3,
+                        twice each */
 };
 
-/* `tile` in shared memory, unit 0 .. 7. */
+/* Loads one after another, then the arithmetic: `tile` is a shared-memory address, unit 0 .. 7. */
 template <format_t F>
-__device__ __forceinline__ void weight_load(struct raw<F> &r, const char *tile, int unit, int lane)
+__device__ __forceinline__ void weight_load(struct raw<F> &r, uint32_t tile, int unit, int lane)
 {
     typedef weight<F> W;
-    const char *p = tile + unit * W::UNIT;
-    const char *scale = tile + W::DATA + (unit * 8 + lane / 4) * (64 / (W::GROUP ? W::GROUP : 64));
+    uint32_t p = tile + unit * W::UNIT,
+             scale = tile + W::DATA + (unit * 8 + lane / 4) * (64 / (W::GROUP ? W::GROUP : 64));
     if (W::BITS == 16) {
-        *(uint4 *)&r.q[0] = *(const uint4 *)(p + lane * 16);
-        *(uint4 *)&r.q[W::BITS / 4] = *(const uint4 *)(p + 512 + lane * 16);
+        *(uint4 *)&r.q[0] = ld_shared_v4(p + lane * 16);
+        *(uint4 *)&r.q[W::BITS / 4] = ld_shared_v4(p + 512 + lane * 16);
     } else if (W::BITS == 8) {
-        *(uint4 *)&r.q[0] = *(const uint4 *)(p + lane * 16);
+        *(uint4 *)&r.q[0] = ld_shared_v4(p + lane * 16);
     } else {
-        *(uint2 *)&r.q[0] = *(const uint2 *)(p + lane * 8);
-        r.x = select_bits(0x06030603u, r.q[0], r.q[1]);
+        *(uint2 *)&r.q[0] = ld_shared_v2(p + lane * 8);
     }
+    if (F == FORMAT_NVFP4) r.s0 = ld_shared_u32(scale);
+    if (W::GROUP == 32) r.s0 = ld_shared_u16(scale);
+}
+
+template <format_t F>
+__device__ __forceinline__ void weight_prepare(struct raw<F> &r)
+{
+    typedef weight<F> W;
+    uint32_t s = r.s0;
+    if (W::BITS == 4) r.x = select_bits(0x06030603u, r.q[0], r.q[1]);
     if (F == FORMAT_NVFP4) {
-        uint32_t s = *(const uint32_t *)scale;
         r.s0 = mul_bf16x2(mul_bf16x2(s << 4 & 0x07F007F0u, BF16X2_2P127), BF16X2_2P112);
         r.s1 = mul_bf16x2(mul_bf16x2(s >> 4 & 0x07F007F0u, BF16X2_2P127), BF16X2_2P112);
     } else if (W::GROUP == 32) {
-        uint32_t s = *(const uint16_t *)scale;
         r.s0 = (s & 0xff) * 0x00800080u;
         r.s1 = (s >> 8) * 0x00800080u;
     }
@@ -119,11 +152,13 @@ __device__ __forceinline__ void weight_step(uint32_t w[2], const struct raw<F> &
         w[0] = mul_bf16x2(w[0], BF16X2_2P126);
         w[1] = mul_bf16x2(w[1], BF16X2_2P126);
     }
-    if (W::GROUP) {
-        uint32_t s = W::GROUP == 32 ? (step < 2 ? r.s0 : r.s1)
-                                    : __byte_perm(step % 2 ? r.s1 : r.s0, 0, step < 2 ? 0x1010 : 0x3232);
-        w[0] = mul_bf16x2(w[0], s);
-        w[1] = mul_bf16x2(w[1], s);
+    if (W::GROUP == 32) {
+        w[0] = mul_bf16x2(w[0], step < 2 ? r.s0 : r.s1);
+        w[1] = mul_bf16x2(w[1], step < 2 ? r.s0 : r.s1);
+    } else if (W::GROUP == 16) {
+        uint32_t s = step % 2 ? r.s1 : r.s0;
+        w[0] = step < 2 ? mul_bf16x2_low(w[0], s) : mul_bf16x2_high(w[0], s);
+        w[1] = step < 2 ? mul_bf16x2_low(w[1], s) : mul_bf16x2_high(w[1], s);
     }
 }
 
