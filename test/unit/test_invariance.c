@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "backend/backend.h"
 #include "base/mem.h"
 #include "device.h"
 #include "model/model.h"
@@ -212,6 +213,55 @@ static void fp8_kv(void **state)
     assert_true(a < 0.1 && b < 0.1);
 }
 
+/* Sequences that share pages (two whole chunks, as a prefix hit leaves them) and go on differently: a step of all of
+ * them, in which a kernel may read what is shared once, gives each what it gets alone. */
+static void shared_prefix(void **state)
+{
+    enum { N = 8, SHARED = 2 * KV_CHUNK, OWN = 8, FIRST = SHARED / KV_PAGE };
+    struct rig *g = *state;
+    struct model *m = fp8_model(g, FIRST + N * OWN, KV_BF16);
+    struct sample_params sp = {.top_p = 1, .repetition_penalty = 1};
+    static int32_t ids[SHARED], pos[SHARED], seq[SHARED], tables[N][FIRST + OWN];
+    struct step_seq seqs[N];
+    struct sample_input in[N];
+    struct sample_output together[N], alone[N];
+    struct step_row rows[N];
+    for (int s = 0; s < N; s++) {
+        for (int i = 0; i < FIRST + OWN; i++)
+            tables[s][i] = i < FIRST ? i : FIRST + s * OWN + i - FIRST;
+        seqs[s] = (struct step_seq){tables[s], FIRST + OWN};
+    }
+    struct step st = {SHARED, ids, pos, seq, N, seqs, 0, NULL};
+    for (int i = 0; i < SHARED; i++)
+        ids[i] = token_at(0, i), pos[i] = i;
+    model_submit(m, &st);
+    assert_int_equal(model_collect(m, &st, NULL), OK);
+    for (int s = 0; s < N; s++) { /* each one's own tokens */
+        st.n_tokens = 20 + 3 * s;
+        for (int i = 0; i < st.n_tokens; i++)
+            ids[i] = token_at(s + 1, i), pos[i] = SHARED + i, seq[i] = s;
+        model_submit(m, &st);
+        assert_int_equal(model_collect(m, &st, NULL), OK);
+    }
+    st = (struct step){N, ids, pos, seq, N, seqs, N, rows};
+    for (int s = 0; s < N; s++) {
+        ids[s] = token_at(s + 1, 500), pos[s] = SHARED + 20 + 3 * s, seq[s] = s;
+        in[s] = (struct sample_input){.target = -1, .params = &sp, .position = 1};
+        rows[s] = (struct step_row){s, &in[s], &together[s]};
+    }
+    model_submit(m, &st);
+    assert_int_equal(model_collect(m, &st, NULL), OK);
+    for (int s = 0; s < N; s++) {
+        struct step_row row = {0, &in[s], &alone[s]};
+        struct step one = {1, ids + s, pos + s, seq + s, N, seqs, 1, &row};
+        model_submit(m, &one);
+        assert_int_equal(model_collect(m, &one, NULL), OK);
+        assert_int_equal(alone[s].id, together[s].id);
+        assert_memory_equal(&alone[s].logprob, &together[s].logprob, sizeof(float));
+    }
+    model_free(m);
+}
+
 static void a_batch_dependent_split_is_noticed(void **state)
 {
     struct rig *g = *state;
@@ -235,6 +285,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_do_not_depend_on_the_batch),
         cmocka_unit_test(fp8_kv),
+        cmocka_unit_test(shared_prefix),
         cmocka_unit_test(a_batch_dependent_split_is_noticed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

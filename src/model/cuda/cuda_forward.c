@@ -41,16 +41,24 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
         .k_scale = w->k_scale, .v_scale = w->v_scale,
     };
     kernels_rope(m->kernels, m->q, &r, s->n, !m->plain);
+    struct attn_args a = {
+        .q = m->att_q, .out = m->att_o, .k = k_pages, .v = v_pages, .tables = m->dev.tables,
+        .table_ld = s->table_ld, .partial = m->partial, .arrived = m->arrived,
+        .n_kv_heads = c->n_kv_heads, .group = c->n_heads / c->n_kv_heads, .max_chunks = s->max_chunks,
+        .first_chunk = s->first_chunk, .scale = w->k_scale / sqrtf((float)c->head_dim),
+        .v_scale = w->v_scale,
+    };
+    if (s->n_blocks[ATTN_PREFIX]) {
+        a.state = m->state;
+        a.state_ml = m->state_ml;
+        a.spans = m->spans[ATTN_PREFIX];
+        a.n_blocks = s->n_blocks[ATTN_PREFIX];
+        kernels_attn_prefix(m->kernels, m->q, &a, !m->plain);
+    }
     for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
-        if (s->n_blocks[kind] == 0) continue;
-        struct attn_args a = {
-            .q = m->att_q, .out = m->att_o, .k = k_pages, .v = v_pages, .tables = m->dev.tables,
-            .table_ld = s->table_ld, .spans = m->spans[kind], .partial = m->partial,
-            .arrived = m->arrived, .n_blocks = s->n_blocks[kind], .n_kv_heads = c->n_kv_heads,
-            .group = c->n_heads / c->n_kv_heads, .max_chunks = s->max_chunks,
-            .first_chunk = s->first_chunk, .scale = w->k_scale / sqrtf((float)c->head_dim), .v_scale = w->v_scale,
-        };
-        kernels_attn(m->kernels, m->q, kind, &a, !m->plain);
+        a.spans = m->spans[kind];
+        a.n_blocks = s->n_blocks[kind];
+        if (a.n_blocks) kernels_attn(m->kernels, m->q, kind, &a, !m->plain);
     }
     dense(s, w->o_format, w->o, m->att_o, nq, c->hidden_size, m->y, c->hidden_size, GEMM_F32);
 }
@@ -104,16 +112,26 @@ static norm_source_t after_mlp(const struct config *c, int32_t layer)
     return c->dense[layer] ? NORM_ADD : NORM_COMBINE;
 }
 
+static void plan_attention(const struct cuda_slice *s)
+{
+    struct cuda_model *m = s->m;
+    for (int list = 0; list < ATTN_LISTS; list++) {
+        struct attn_plan_args plan = {.blocks = m->dev.blocks[list], .pos = m->dev.pos,
+                                      .spans = m->spans[list], .n_blocks = s->n_blocks[list],
+                                      .n_kv_heads = m->c.n_kv_heads, .first_chunk = s->first_chunk};
+        if (plan.n_blocks == 0) continue;
+        if (list == ATTN_PREFIX)
+            kernels_attn_prefix_plan(m->kernels, m->q, &plan, false);
+        else
+            kernels_attn_plan(m->kernels, m->q, (attn_kind_t)list, &plan, false);
+    }
+}
+
 void cuda_forward(const struct cuda_slice *s)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
-    for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
-        struct attn_plan_args plan = {.blocks = m->dev.blocks[kind], .pos = m->dev.pos,
-                                      .spans = m->spans[kind], .n_blocks = s->n_blocks[kind],
-                                      .n_kv_heads = c->n_kv_heads, .first_chunk = s->first_chunk};
-        if (s->n_blocks[kind]) kernels_attn_plan(m->kernels, m->q, &plan, false);
-    }
+    plan_attention(s);
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_weights *w = &m->layers[i];
         attention(s, i, i == 0 ? NORM_EMBED : after_mlp(c, i - 1));

@@ -73,7 +73,9 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
     PLACE(results, n, 1);
     PLACE(cos, pos, half);
     PLACE(sin, pos, half);
-    for (int i = 0; i < ATTN_KINDS; i++) {
+    PLACE(state, n, nq);
+    PLACE(state_ml, n, 2 * (size_t)c->n_heads);
+    for (int i = 0; i < ATTN_LISTS; i++) {
         PLACE(spans[i], n + 1, 1);
         PLACE(dev.blocks[i], n, 1);
     }
@@ -94,13 +96,13 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
 static err_t place_host(struct cuda_model *m, struct err *e)
 {
     struct plan p = {.ok = true};
-    size_t n = (size_t)m->cap, at[9 + ATTN_KINDS];
+    size_t n = (size_t)m->cap, at[9 + ATTN_LISTS];
     struct step_arrays *h = &m->host;
     at[0] = room(&p, n, 1, sizeof *h->ids);
     at[1] = room(&p, n, 1, sizeof *h->pos);
     at[2] = room(&p, n, 1, sizeof *h->seq);
     at[3] = room(&p, n, 1, sizeof *h->pick);
-    for (int i = 0; i < ATTN_KINDS; i++)
+    for (int i = 0; i < ATTN_LISTS; i++)
         at[9 + i] = room(&p, n, 1, sizeof *h->blocks[i]);
     at[5] = room(&p, n, 1, sizeof *h->specs);
     at[6] = room(&p, (size_t)m->cap_seqs, (size_t)m->max_pages, sizeof *h->tables);
@@ -114,7 +116,7 @@ static err_t place_host(struct cuda_model *m, struct err *e)
     h->pos = (void *)(base + at[1]);
     h->seq = (void *)(base + at[2]);
     h->pick = (void *)(base + at[3]);
-    for (int i = 0; i < ATTN_KINDS; i++)
+    for (int i = 0; i < ATTN_LISTS; i++)
         h->blocks[i] = (void *)(base + at[9 + i]);
     h->specs = (void *)(base + at[5]);
     h->tables = (void *)(base + at[6]);
@@ -331,9 +333,12 @@ static void set_sizes(struct cuda_model *m, const struct config *c, const struct
 static size_t partial_bytes(const struct cuda_model *m)
 {
     int32_t chunks = m->max_pages / (ATTN_CHUNK / KV_PAGE) + 1; /* one more: model_break_invariance */
-    size_t a = kernels_attn_bytes(m->kernels, ATTN_DECODE, chunks);
-    size_t b = kernels_attn_bytes(m->kernels, ATTN_PREFILL, chunks);
-    return a > b ? a : b;
+    size_t most = 1;
+    for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
+        size_t bytes = kernels_attn_bytes(m->kernels, kind, chunks);
+        if (bytes > most) most = bytes;
+    }
+    return most;
 }
 
 static err_t get_memory(struct cuda_model *m, struct err *e)

@@ -29,6 +29,8 @@ enum {
     CUDA_ROWS = 256,      /* rows of logits at once */
     CUDA_GRAPHS = 128,    /* kept; beyond that steps are launched kernel by kernel */
     CUDA_GRAPH_TOKENS = 2048, /* largest decode step that gets a graph */
+    ATTN_PREFIX = ATTN_KINDS, /* blocks of the prefixes that decoding sequences share */
+    ATTN_LISTS
 };
 
 /* Tables of gemm_weight in device memory, one layer's. */
@@ -42,7 +44,7 @@ struct layer_weights {
 /* What is copied to the device for a step; host and device twins have one shape. */
 struct step_arrays {
     int32_t *ids, *pos, *seq;    /* [cap] */
-    struct attn_block *blocks[ATTN_KINDS]; /* [cap] */
+    struct attn_block *blocks[ATTN_LISTS]; /* [cap] */
     int32_t *tables;             /* [cap_seqs * table pages] */
     int32_t *pick;               /* [cap]: token of a row */
     struct sample_spec *specs;   /* [cap] */
@@ -50,7 +52,7 @@ struct step_arrays {
 };
 
 struct graph_entry {
-    int32_t n_tokens, n_chunks;
+    int32_t n_tokens, n_chunks, n_prefix; /* n_prefix: blocks of shared prefixes, padding included */
     struct graph *graph;
 };
 
@@ -84,10 +86,11 @@ struct cuda_model {
 
     devptr_t work; /* all buffers below, one allocation */
     float *x, *qkv, *y, *router, *logits, *cos, *sin, *partial;
+    float *state, *state_ml; /* attention over shared prefixes, [cap][n_heads][head_dim and 2] */
     uint16_t *a, *att_q, *att_o, *h, *expert_out;
     uint32_t *packed, *arrived, *ticket, *counts;
     int32_t *offsets, *token_of, *row_of, *lowered;
-    struct attn_span *spans[ATTN_KINDS];
+    struct attn_span *spans[ATTN_LISTS];
     struct sample_part *parts;
     struct sample_result *results; /* [cap] */
     struct step_arrays dev, host;  /* host: pinned */
@@ -107,7 +110,7 @@ struct cuda_model {
 struct cuda_slice {
     struct cuda_model *m;
     int32_t n;        /* tokens, padding included */
-    int32_t n_blocks[ATTN_KINDS]; /* of attention */
+    int32_t n_blocks[ATTN_LISTS]; /* of attention */
     int32_t n_rows;
     int32_t table_ld, max_chunks, first_chunk;
 };

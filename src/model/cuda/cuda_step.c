@@ -46,12 +46,16 @@ static int32_t max_chunks_of(const struct step *st, int32_t t0, int32_t n)
     return last / ATTN_CHUNK + 1;
 }
 
-/* `n` tokens of one sequence: many go to the prefill kernel, few to the decode kernel. */
+/* Prompts in this step from which on the prefill kernel keeps all multiprocessors busy. */
+enum { MANY_PAIRS = 132 };
+
+/* `n` tokens of one sequence. */
 static void add_blocks(struct cuda_slice *s, int32_t token, int32_t n)
 {
     struct step_arrays *h = &s->m->host;
-    int32_t few = kernels_attn_tokens(s->m->kernels, ATTN_DECODE);
-    attn_kind_t kind = n <= few ? ATTN_DECODE : ATTN_PREFILL;
+    int32_t per_block = kernels_attn_tokens(s->m->kernels, ATTN_PREFILL);
+    bool many = (int64_t)s->n * s->m->c.n_kv_heads >= (int64_t)MANY_PAIRS * per_block;
+    attn_kind_t kind = n == 1 ? ATTN_DECODE : many ? ATTN_PREFILL : ATTN_SHORT;
     int32_t most = kernels_attn_tokens(s->m->kernels, kind);
     for (int32_t i = 0; i < n; i += most)
         h->blocks[kind][s->n_blocks[kind]++] = (struct attn_block){
@@ -79,6 +83,46 @@ static void lay_tokens(struct cuda_slice *s, const struct step *st, int32_t t0, 
     }
 }
 
+/* Leading chunks that two decoding tokens' sequences have in common, whole and seen whole. */
+static int32_t common_chunks(const struct step *st, const struct step_arrays *h,
+                             const struct attn_block *a, const struct attn_block *b)
+{
+    enum { PAGES = ATTN_CHUNK / KV_PAGE };
+    int32_t limit = min_i32(h->pos[a->token], h->pos[b->token]) + 1, n = 0;
+    const int32_t *x = st->seqs[a->seq].pages, *y = st->seqs[b->seq].pages;
+    while ((n + 1) * ATTN_CHUNK <= limit &&
+           memcmp(x + n * PAGES, y + n * PAGES, PAGES * sizeof *x) == 0)
+        n++;
+    return n;
+}
+
+/* Neighbours in the step that share their first chunks have those read once for all of them; at most `room` groups. */
+static void share_prefixes(struct cuda_slice *s, const struct step *st, int32_t room)
+{
+    struct cuda_model *m = s->m;
+    struct attn_block *b = m->host.blocks[ATTN_DECODE], *out = m->host.blocks[ATTN_PREFIX];
+    int32_t most = kernels_attn_tokens(m->kernels, ATTN_PREFILL), n = s->n_blocks[ATTN_DECODE];
+    if (m->broken || !kernels_attn_shares(m->kernels)) return;
+    for (int32_t i = 0, end; i < n && s->n_blocks[ATTN_PREFIX] < room; i = end) {
+        int32_t chunks = i + 1 < n ? common_chunks(st, &m->host, &b[i], &b[i + 1]) : 0;
+        for (end = i + 1; chunks > 0 && end < n && end - i < most; end++)
+            if (b[end].token != b[end - 1].token + 1 ||
+                common_chunks(st, &m->host, &b[i], &b[end]) < chunks)
+                break;
+        if (end - i < 2) continue;
+        for (int32_t j = i; j < end; j++)
+            b[j].prefix = chunks;
+        out[s->n_blocks[ATTN_PREFIX]++] = (struct attn_block){
+            .token = b[i].token, .n = end - i, .seq = b[i].seq, .prefix = chunks};
+    }
+}
+
+/* Groups of a decode step of n tokens: room for twice as many as full ones would be. */
+static int32_t prefix_room(const struct cuda_model *m, int32_t n)
+{
+    return 2 * (n / kernels_attn_tokens(m->kernels, ATTN_PREFILL) + 1);
+}
+
 /* Up to `n` tokens of padding. */
 static void pad_tokens(struct cuda_slice *s, int32_t n)
 {
@@ -89,6 +133,9 @@ static void pad_tokens(struct cuda_slice *s, int32_t n)
         h->blocks[ATTN_DECODE][s->n_blocks[ATTN_DECODE]++] = (struct attn_block){0};
     }
     s->n = n;
+    if (s->n_blocks[ATTN_PREFIX] == 0) return;
+    while (s->n_blocks[ATTN_PREFIX] < prefix_room(s->m, n))
+        h->blocks[ATTN_PREFIX][s->n_blocks[ATTN_PREFIX]++] = (struct attn_block){0};
 }
 
 static bool has_penalty(const struct sample_params *p)
@@ -193,9 +240,9 @@ static void upload(const struct cuda_slice *s, int32_t n_seqs, size_t extra)
     to_device(m, m->dev.ids, m->host.ids, n * sizeof(int32_t));
     to_device(m, m->dev.pos, m->host.pos, n * sizeof(int32_t));
     to_device(m, m->dev.seq, m->host.seq, n * sizeof(int32_t));
-    for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++)
-        to_device(m, m->dev.blocks[kind], m->host.blocks[kind],
-                  (size_t)s->n_blocks[kind] * sizeof(struct attn_block));
+    for (int list = 0; list < ATTN_LISTS; list++)
+        to_device(m, m->dev.blocks[list], m->host.blocks[list],
+                  (size_t)s->n_blocks[list] * sizeof(struct attn_block));
     to_device(m, m->dev.tables, m->host.tables,
               (size_t)n_seqs * (size_t)s->table_ld * sizeof(int32_t));
     to_device(m, m->dev.pick, m->host.pick, rows * sizeof(int32_t));
@@ -251,13 +298,15 @@ static const struct graph *graph_for(const struct cuda_slice *s)
 {
     struct cuda_model *m = s->m;
     for (int32_t i = 0; i < m->n_graphs; i++)
-        if (m->graphs[i].n_tokens == s->n && m->graphs[i].n_chunks == s->max_chunks)
+        if (m->graphs[i].n_tokens == s->n && m->graphs[i].n_chunks == s->max_chunks &&
+            m->graphs[i].n_prefix == s->n_blocks[ATTN_PREFIX])
             return m->graphs[i].graph;
     if (m->n_graphs == CUDA_GRAPHS) return NULL;
     struct graph_entry *g = &m->graphs[m->n_graphs];
     if (!capture(s, &g->graph)) return NULL;
     g->n_tokens = s->n;
     g->n_chunks = s->max_chunks;
+    g->n_prefix = s->n_blocks[ATTN_PREFIX];
     m->n_graphs++;
     return g->graph;
 }
@@ -285,6 +334,7 @@ static void run_slice(struct cuda_model *m, const struct step *st, int32_t t0, i
 {
     struct cuda_slice s = slice_of(m, st, t0, n);
     lay_tokens(&s, st, t0, n);
+    share_prefixes(&s, st, prefix_room(m, n));
     size_t extra = lay_rows(&s, st, t0, n);
     bool decode = is_decode(&s, st);
     if (decode) {
