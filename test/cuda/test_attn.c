@@ -252,8 +252,8 @@ static void cpu_row(const struct rig *r, int32_t token, int seq, int head, float
         }
     for (int d = 0; d < r->hd; d++)
         q[d] = bf16_to_f32(row(r, r->q, token)[head * r->hd + d]);
-    struct attn a = {.q = q, .out = out, .n_heads = 1, .head_dim = r->hd, .k = k, .v = v, .page_stride = tile,
-                     .pages = pages, .n_keys = n, .first_chunk = KV_CHUNK, .scale = r->scale};
+    struct attn a = {.q = q, .out = out, .n_heads = 1, .head_dim = r->hd, .k = (const uint8_t *)k,
+                     .v = (const uint8_t *)v, .page_stride = tile * 2, .k_scale = 1.0f, .v_scale = 1.0f, .pages = pages, .n_keys = n, .first_chunk = KV_CHUNK, .scale = r->scale};
     cpu_ops_best()->attention(&a);
     mem_free(k), mem_free(v), mem_free(pages), mem_free(q);
 }
