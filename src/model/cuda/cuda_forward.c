@@ -30,9 +30,11 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
     char *k_pages = (char *)(uintptr_t)region_base(m->kv) + (size_t)layer * m->kv_layer;
     char *v_pages = k_pages + m->kv_half;
     norm(s, source, w->slots.in_norm);
-    dense(s, w->q_format, w->q, m->a, c->hidden_size, nq, m->qkv, ld, GEMM_F32);
-    dense(s, w->k_format, w->k, m->a, c->hidden_size, nkv, m->qkv + nq, ld, GEMM_F32);
-    dense(s, w->v_format, w->v, m->a, c->hidden_size, nkv, m->qkv + nq + nkv, ld, GEMM_F32);
+    dense(s, w->q_format, w->q, m->a, c->hidden_size, w->one_qkv ? ld : nq, m->qkv, ld, GEMM_F32);
+    if (!w->one_qkv) {
+        dense(s, w->k_format, w->k, m->a, c->hidden_size, nkv, m->qkv + nq, ld, GEMM_F32);
+        dense(s, w->v_format, w->v, m->a, c->hidden_size, nkv, m->qkv + nq + nkv, ld, GEMM_F32);
+    }
     struct rope_args r = {
         .qkv = m->qkv, .ld = ld, .q_norm = store_ptr(m->store, w->slots.q_norm),
         .k_norm = store_ptr(m->store, w->slots.k_norm), .cos = m->cos, .sin = m->sin, .pos = m->dev.pos,

@@ -1,5 +1,6 @@
 #include "model/cuda/cuda_model.h"
 #include "backend/cuda/clear.h"
+#include "backend/cuda/layout_cuda.h"
 #include "base/mem.h"
 #include "model/cuda/cuda.h"
 #include "model/rope.h"
@@ -152,6 +153,22 @@ static err_t add(struct tables *t, const struct gemm_weight **out, format_t *f, 
     return OK;
 }
 
+/* Whole panels of BF16, without scales, of neighbouring slots: the store leaves no gap between them. */
+static bool one_matrix(const struct cuda_model *m, size_t first, int n)
+{
+    const char *at = NULL;
+    for (int i = 0; i < n; i++) {
+        const struct resident *r = &store_spec(m->store, first + (size_t)i)->shape;
+        const char *here = store_ptr(m->store, first + (size_t)i);
+        size_t bytes;
+        if (r->format != FORMAT_BF16 || r->rows % TILE_ROWS || (at && here != at) ||
+            !layout_cuda_bytes(&bytes, r->format, r->rows, r->cols))
+            return false;
+        at = here + bytes;
+    }
+    return true;
+}
+
 static err_t add_layer(struct tables *t, int32_t layer, struct err *e)
 {
     struct layer_weights *w = &t->m->layers[layer];
@@ -159,6 +176,8 @@ static err_t add_layer(struct tables *t, int32_t layer, struct err *e)
     bool dense = c->dense[layer];
     tensors_layer(&w->slots, c, layer);
     w->k_scale = w->v_scale = 1.0f;
+    w->one_qkv = w->slots.k == w->slots.q + 1 && w->slots.v == w->slots.q + 2 &&
+                 one_matrix(t->m, w->slots.q, 3);
     size_t gate = dense ? w->slots.gate : w->slots.expert0;
     int32_t n = dense ? 1 : c->n_experts;
     err_t rc = add(t, &w->q, &w->q_format, w->slots.q, 1, 1, e);

@@ -38,6 +38,7 @@ struct layer_weights {
     struct layer_slots slots;
     const struct gemm_weight *q, *k, *v, *o, *router, *gate, *up, *down;
     float k_scale, v_scale; /* 1 with a BF16 cache */
+    bool one_qkv; /* q, k and v lie one behind the other, as one matrix */
     format_t q_format, k_format, v_format, o_format, router_format, gate_format, up_format, down_format;
 };
 
