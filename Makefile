@@ -113,7 +113,8 @@ fuzz: $(FUZZERS)
 $(OUT)/bench/%: bench/%.c $(LIBOBJ) $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS)
-bench: $(OUT)/bench/bench_model
+bench: $(OUT)/bench/bench_model $(OUT)/bench/bench_moe
+	$(OUT)/bench/bench_moe
 	$(OUT)/bench/bench_model models/tiny-moe
 	$(OUT)/bench/bench_model random
 

@@ -173,7 +173,7 @@ static void measure(struct layer *l, struct pool *pool, const char *name, int to
                     double bandwidth, double peak)
 {
     double best = 1e9, bytes = 0, begin = clock_s();
-    for (int r = 0; r < 3 || (r < 40 && clock_s() - begin < 1.0); r++) {
+    for (int r = 0; r < 3 || (r < 200 && clock_s() - begin < 1.0); r++) {
         route(l, tokens);
         double read = (double)l->n_active * (double)l->expert_bytes, t = step(l, pool, tokens);
         if (best < 1e9 && t / read * bytes > best) continue; /* seconds a byte: routings differ */
@@ -229,7 +229,7 @@ int main(int argc, char **argv)
     printf("format      tokens         time    weights, share     arithmetic, share\n");
     for (int f = 0; f < FORMAT_COUNT; f++) {
         if (!listed(only, formats[f].name)) continue;
-        double bandwidth = machine_bandwidth(pool, 5), peak = machine_peak(pool, l.ops->name, 5);
+        double bandwidth = machine_bandwidth(pool, 5), peak = machine_peak(pool, l.ops->name, 40);
         printf("# memory read %.1f GB/s, multiply-add peak %.1f GFLOP/s\n", bandwidth / 1e9, peak / 1e9);
         experts_new(&l, (format_t)f);
         for (int n = 1; n <= TOKENS_MAX; n *= 4) {
