@@ -9,6 +9,7 @@
  * expert part is the expected number of distinct experts, E (1 - (1 - k/E)^batch).
  */
 #include "base/clock.h"
+#include "base/clock.h"
 #include "machine.h"
 #include "random_model.h"
 
@@ -80,7 +81,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_model: %s\n", e.msg);
         return 1;
     }
-    double bandwidth = machine_bandwidth(pool, 2);
+    double bandwidth = machine_bandwidth(pool, 2, false);
     printf("%s, %d layers, %s, %d threads, memory read %.1f GB/s\n", what, c.n_layers, model_isa(m),
            pool_threads(pool), bandwidth / 1e9);
     double best = 1e9;

@@ -4,16 +4,25 @@
 #ifndef BENCH_MACHINE_H
 #define BENCH_MACHINE_H
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
 #define READ_PARTS 64
+
+/* Seconds by the wall, or (`cpu`, for one thread on a machine that others use) of this process. */
+static inline double machine_now(bool cpu)
+{
+    struct timespec t;
+    clock_gettime(cpu ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
 
 typedef uint64_t machine_vec __attribute__((vector_size(32))); /* the compiler splits it if it must */
 
@@ -42,7 +51,7 @@ static inline void machine_read_part(void *arg, int i)
 
 /* Best of `times` passes over 512 MiB in reads of 64 MiB by all threads, bytes per second: short ones,
  * as a step of one token is, for a machine that others use too. */
-static inline double machine_bandwidth(struct pool *pool, int times)
+static inline double machine_bandwidth(struct pool *pool, int times, bool cpu)
 {
     size_t all = (size_t)1 << 26, part = (size_t)1 << 23;
     uint64_t *p = mem_alloc(all * 8);
@@ -50,9 +59,9 @@ static inline double machine_bandwidth(struct pool *pool, int times)
     double best = 0;
     for (size_t r = 0; r < all / part * (size_t)times; r++) {
         struct machine_read s = {.p = p + r * part % all, .n = part};
-        double t = clock_s();
+        double t = machine_now(cpu);
         pool_run(pool, machine_read_part, &s, READ_PARTS);
-        double rate = (double)part * 8 / (clock_s() - t);
+        double rate = (double)part * 8 / (machine_now(cpu) - t);
         best = rate > best ? rate : best;
     }
     mem_free(p);
@@ -111,15 +120,15 @@ static inline void machine_fma_part(void *arg, int i)
 
 /* FLOP/s of multiply-adds in registers by all threads, best of `times`; 0 where there is no measure
  * for the instruction set. */
-static inline double machine_peak(struct pool *pool, const char *isa, int times)
+static inline double machine_peak(struct pool *pool, const char *isa, int times, bool cpu)
 {
     struct machine_fma f = {.lanes = strcmp(isa, "avx512") == 0 ? 16 : strcmp(isa, "avx2") == 0 ? 8 : 0};
     double best = 0;
     for (int r = 0; r < times && f.lanes; r++) {
-        double t = clock_s();
+        double t = machine_now(cpu);
         int n = pool_threads(pool);
         pool_run(pool, machine_fma_part, &f, n);
-        double rate = 2.0 * f.lanes * FMA_CHAINS * (double)FMA_STEPS * n / (clock_s() - t);
+        double rate = 2.0 * f.lanes * FMA_CHAINS * (double)FMA_STEPS * n / (machine_now(cpu) - t);
         best = rate > best ? rate : best;
     }
     return best;
