@@ -142,7 +142,7 @@ docs: $(OUT)/tools/formatdoc
 
 # Fuzzers: one per parser, built by clang with all the code under the sanitizers.
 FUZZERS := $(patsubst fuzz/%.c,build/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
-FUZZ_S  ?= 10
+FUZZ_S  ?= 6
 FUZZ_SAN := fuzzer-no-link,address,undefined
 FUZZ_OBJ := $(filter-out %/cli/main.o,$(subst @,$(FUZZ_SAN),$(SRC:src/%.c=build/@/obj/%.o))) \
             $(MODULES:$(OUT)/%=build/$(FUZZ_SAN)/%)
@@ -164,7 +164,8 @@ fuzz: $(FUZZERS)
 $(OUT)/bench/%: bench/%.c $(LIBOBJ) $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS)
-bench: $(OUT)/bench/bench_model
+bench: $(OUT)/bench/bench_model $(OUT)/bench/bench_moe
+	$(OUT)/bench/bench_moe
 	$(OUT)/bench/bench_model models/tiny-moe
 	$(OUT)/bench/bench_model random
 

@@ -9,46 +9,14 @@
  * expert part is the expected number of distinct experts, E (1 - (1 - k/E)^batch).
  */
 #include "base/clock.h"
+#include "base/clock.h"
+#include "machine.h"
 #include "random_model.h"
 
 #include <unistd.h>
 
 #define CONTEXT 256 /* tokens each sequence holds before the timed steps */
 #define BATCH   64
-
-struct slice {
-    const uint64_t *p;
-    size_t n;
-    uint64_t sum[64];
-};
-
-static void sum_part(void *arg, int i)
-{
-    struct slice *s = arg;
-    const uint64_t *p = s->p + (size_t)i * (s->n / 16), *end = p + s->n / 16;
-    uint64_t a = 0, b = 0, c = 0, d = 0;
-    for (; p + 3 < end; p += 4)
-        a += p[0], b += p[1], c += p[2], d += p[3];
-    s->sum[i] = a + b + c + d;
-}
-
-/* Best of five reads of 1 GiB by all threads, bytes per second. */
-static double read_bandwidth(struct pool *pool)
-{
-    struct slice s = {.n = (size_t)1 << 27};
-    uint64_t *p = mem_alloc(s.n * 8);
-    memset(p, 1, s.n * 8);
-    s.p = p;
-    double best = 0;
-    for (int r = 0; r < 5; r++) {
-        double t = clock_s();
-        pool_run(pool, sum_part, &s, 16);
-        double rate = (double)s.n * 8 / (clock_s() - t);
-        best = rate > best ? rate : best;
-    }
-    mem_free(p);
-    return best;
-}
 
 static double step_bytes(const struct config *c, int batch)
 {
@@ -113,7 +81,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_model: %s\n", e.msg);
         return 1;
     }
-    double bandwidth = read_bandwidth(pool);
+    double bandwidth = machine_bandwidth(pool, 2, false);
     printf("%s, %d layers, %s, %d threads, memory read %.1f GB/s\n", what, c.n_layers, model_isa(m),
            pool_threads(pool), bandwidth / 1e9);
     double best = 1e9;

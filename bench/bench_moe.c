@@ -3,6 +3,7 @@
  * to 4096 tokens in every weight format: gate, up, SwiGLU, down, combine, routed at random.
  *
  *     build/bench/bench_moe [--isa NAME] [--threads N] [--formats bf16,nvfp4,...] [--tokens 1,64,...]
+ *                           [--clock cpu]   seconds of this process, for one thread on a shared machine
  *
  * Beside each time stands what the machine did in this run: bytes of weights read (each expert that some
  * token chose, once) as a share of the read bandwidth, and multiply-adds as a share of the peak, both
@@ -160,22 +161,22 @@ static void combine(void *arg, int i)
     l->ops->combine(l->out + (size_t)i * HIDDEN, rows, w, TOP_K, HIDDEN);
 }
 
-static double step(struct layer *l, struct pool *pool, int tokens)
+static double step(struct layer *l, struct pool *pool, int tokens, bool cpu)
 {
-    double t = clock_s();
+    double t = machine_now(cpu);
     pool_run(pool, gate_up, l, l->n_active * (INNER / COLS));
     pool_run(pool, down, l, l->n_active * (HIDDEN / COLS));
     pool_run(pool, combine, l, tokens);
-    return clock_s() - t;
+    return machine_now(cpu) - t;
 }
 
 static void measure(struct layer *l, struct pool *pool, const char *name, int tokens,
-                    double bandwidth, double peak)
+                    double bandwidth, double peak, bool cpu)
 {
-    double best = 1e9, bytes = 0, begin = clock_s();
-    for (int r = 0; r < 3 || (r < 40 && clock_s() - begin < 1.0); r++) {
+    double best = 1e9, bytes = 0, begin = machine_now(cpu);
+    for (int r = 0; r < 3 || (r < 200 && machine_now(cpu) - begin < 1.0); r++) {
         route(l, tokens);
-        double read = (double)l->n_active * (double)l->expert_bytes, t = step(l, pool, tokens);
+        double read = (double)l->n_active * (double)l->expert_bytes, t = step(l, pool, tokens, cpu);
         if (best < 1e9 && t / read * bytes > best) continue; /* seconds a byte: routings differ */
         best = t;
         bytes = read;
@@ -198,12 +199,15 @@ static bool listed(const char *list, const char *name)
 int main(int argc, char **argv)
 {
     const char *isa = NULL, *only = NULL, *tokens = NULL;
+    bool cpu = false;
     int threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
     for (int i = 1; i + 1 < argc; i += 2)
         if (strcmp(argv[i], "--isa") == 0)
             isa = argv[i + 1];
         else if (strcmp(argv[i], "--threads") == 0)
             threads = (int)strtol(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--clock") == 0)
+            cpu = strcmp(argv[i + 1], "cpu") == 0;
         else if (strcmp(argv[i], "--formats") == 0)
             only = argv[i + 1];
         else if (strcmp(argv[i], "--tokens") == 0)
@@ -229,13 +233,13 @@ int main(int argc, char **argv)
     printf("format      tokens         time    weights, share     arithmetic, share\n");
     for (int f = 0; f < FORMAT_COUNT; f++) {
         if (!listed(only, formats[f].name)) continue;
-        double bandwidth = machine_bandwidth(pool, 5), peak = machine_peak(pool, l.ops->name, 5);
+        double bandwidth = machine_bandwidth(pool, 5, cpu), peak = machine_peak(pool, l.ops->name, 40, cpu);
         printf("# memory read %.1f GB/s, multiply-add peak %.1f GFLOP/s\n", bandwidth / 1e9, peak / 1e9);
         experts_new(&l, (format_t)f);
         for (int n = 1; n <= TOKENS_MAX; n *= 4) {
             char text[16];
             snprintf(text, sizeof text, "%d", n);
-            if (listed(tokens, text)) measure(&l, pool, formats[f].name, n, bandwidth, peak);
+            if (listed(tokens, text)) measure(&l, pool, formats[f].name, n, bandwidth, peak, cpu);
         }
         mem_free(l.memory);
     }

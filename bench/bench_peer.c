@@ -2,14 +2,13 @@
  * Moult's side of bench/peer_llama.py: a model of Qwen3-30B-A3B's layers with random weights that runs
  * steps on command, so that two programs can be timed in turns.
  *
- *     build/bench/bench_peer LAYERS VOCAB FORMAT THREADS
+ *     build/bench/bench_peer LAYERS VOCAB FORMAT THREADS [cpu]   (cpu: seconds of the process)
  *     prefill N   N tokens of a new sequence in one step         -> seconds
  *     decode N    N steps of one token after the last prefill    -> seconds
  */
-#include "random_model.h"
-
 #include "backend/layout.h"
-#include "base/clock.h"
+#include "machine.h"
+#include "random_model.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -94,7 +93,7 @@ static err_t build(struct config *c, struct store **store, int layers, int vocab
     return OK;
 }
 
-static double run(struct model *m, int first, int n)
+static double run(struct model *m, int first, int n, bool cpu)
 {
     static int32_t ids[4096], pos[4096], seq[4096], pages[PAGES];
     struct sample_params greedy = {.top_p = 1, .repetition_penalty = 1};
@@ -108,16 +107,16 @@ static double run(struct model *m, int first, int n)
         ids[i] = (int32_t)(mix((uint64_t)(first + i)) % 2000), pos[i] = first + i;
     struct step st = {n, ids, pos, seq, 1, &s, 1, &row};
     struct err e = {0};
-    double t = clock_s();
+    double t = machine_now(cpu);
     model_submit(m, &st);
     if (model_collect(m, &st, &e) != OK) abort();
-    return clock_s() - t;
+    return machine_now(cpu) - t;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc != 5) {
-        fprintf(stderr, "usage: bench_peer LAYERS VOCAB FORMAT THREADS\n");
+    if (argc < 5 || argc > 6) {
+        fprintf(stderr, "usage: bench_peer LAYERS VOCAB FORMAT THREADS [cpu]\n");
         return 2;
     }
     struct config c;
@@ -138,16 +137,17 @@ int main(int argc, char **argv)
     }
     printf("ready %s\n", model_isa(m));
     fflush(stdout);
+    bool cpu = argc == 6 && strcmp(argv[5], "cpu") == 0;
     char word[16];
     int n, at = 0;
     while (scanf("%15s %d", word, &n) == 2 && n > 0 && n <= 2048) {
         double t = 0;
         if (strcmp(word, "prefill") == 0) {
-            t = run(m, 0, n);
+            t = run(m, 0, n, cpu);
             at = n;
         } else {
             for (int i = 0; i < n && at < PAGES * KV_PAGE - 1; i++)
-                t += run(m, at++, 1);
+                t += run(m, at++, 1, cpu);
         }
         printf("%.9f\n", t);
         fflush(stdout);
