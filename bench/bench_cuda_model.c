@@ -1,13 +1,15 @@
 /*
  * bench_cuda_model.c - the whole model on a GPU: Qwen3-30B-A3B's shape with random weights.
  *
- *     build/bench/bench_cuda_model FORMAT [LAYERS] [PROMPTS]      FORMAT: bf16, nvfp4, fp8-block, mxfp8, ...
+ *     build/bench/bench_cuda_model FORMAT [LAYERS] [PROMPTS]      FORMAT: bf16, nvfp4, fp8-block,
+ * mxfp8, ...
  *
  * Prints the time to stage random weights, a decode step at batch 1 ... 1209 with a context of
- * 1,000 tokens (greedy) beside the time to read what it must read at 4,390 GB/s, prefill of 8,192 tokens, and the pause of
- * an update (a second generation is staged, then committed: the copy into place).  Each figure is the median of several
- * runs.  With PROMPTS, the gsm8k-shaped load too: every prompt of the file (int32 count, then for each its length and
- * ids) goes through the engine at once; output lengths are drawn from a seed (mean 140, at most 512), end tokens ignored.
+ * 1,000 tokens (greedy) beside the time to read what it must read at 4,390 GB/s, prefill of 8,192
+ * tokens, and the pause of an update (a second generation is staged, then committed: the copy into
+ * place).  Each figure is the median of several runs.  With PROMPTS, the gsm8k-shaped load too:
+ * every prompt of the file (int32 count, then for each its length and ids) goes through the engine
+ * at once; output lengths are drawn from a seed (mean 140, at most 512), end tokens ignored.
  */
 #include "backend/cuda/device.h"
 #include "base/clock.h"
@@ -45,14 +47,15 @@ static void shape(struct config *c, int layers)
 {
     struct err e = {0};
     char json[1024];
-    snprintf(json, sizeof json,
-             "{\"model_type\":\"qwen3_moe\",\"vocab_size\":151936,\"hidden_size\":2048,"
-             "\"intermediate_size\":6144,\"moe_intermediate_size\":768,\"num_hidden_layers\":%d,"
-             "\"num_attention_heads\":32,\"num_key_value_heads\":4,\"head_dim\":128,\"num_experts\":128,"
-             "\"num_experts_per_tok\":8,\"norm_topk_prob\":true,\"rms_norm_eps\":1e-6,"
-             "\"rope_theta\":1000000.0,\"max_position_embeddings\":40960,\"tie_word_embeddings\":false,"
-             "\"eos_token_id\":151645}",
-             layers);
+    snprintf(
+        json, sizeof json,
+        "{\"model_type\":\"qwen3_moe\",\"vocab_size\":151936,\"hidden_size\":2048,"
+        "\"intermediate_size\":6144,\"moe_intermediate_size\":768,\"num_hidden_layers\":%d,"
+        "\"num_attention_heads\":32,\"num_key_value_heads\":4,\"head_dim\":128,\"num_experts\":128,"
+        "\"num_experts_per_tok\":8,\"norm_topk_prob\":true,\"rms_norm_eps\":1e-6,"
+        "\"rope_theta\":1000000.0,\"max_position_embeddings\":40960,\"tie_word_embeddings\":false,"
+        "\"eos_token_id\":151645}",
+        layers);
     must(config_parse(c, json, strlen(json), &e), &e);
 }
 
@@ -94,7 +97,8 @@ static double step_bytes(const struct rig *g, int batch)
     double hit = 1 - pow(1 - (double)c->top_k / c->n_experts, batch);
     double per = f->elem_bits / 8.0;
     if (f->scale != SCALE_NONE && f->group_cols)
-        per += (double)f->scale_bytes / ((double)f->group_cols * (f->group_rows ? f->group_rows : 1));
+        per +=
+            (double)f->scale_bytes / ((double)f->group_cols * (f->group_rows ? f->group_rows : 1));
     double linear = h * (2 * q + 2 * kv) + 3 * h * c->moe_intermediate_size * c->n_experts * hit;
     double rest = 2 * h * c->n_experts + 4.0 * kv * batch * CONTEXT;
     return (linear * per + rest) * c->n_layers + 2 * h * c->vocab_size;
@@ -111,9 +115,13 @@ struct batch {
 static struct batch batch_new(const struct rig *g, int n_tokens, int n_seqs)
 {
     size_t n = (size_t)n_tokens, s = (size_t)n_seqs, pages = (size_t)(g->pages / n_seqs);
-    struct batch b = {.ids = mem_alloc(n * 4), .pos = mem_alloc(n * 4), .seq = mem_alloc(n * 4),
-                      .tables = mem_alloc(s * sizeof(int32_t *)), .seqs = mem_alloc(s * sizeof *b.seqs),
-                      .in = mem_alloc(s * sizeof *b.in), .out = mem_alloc(s * sizeof *b.out),
+    struct batch b = {.ids = mem_alloc(n * 4),
+                      .pos = mem_alloc(n * 4),
+                      .seq = mem_alloc(n * 4),
+                      .tables = mem_alloc(s * sizeof(int32_t *)),
+                      .seqs = mem_alloc(s * sizeof *b.seqs),
+                      .in = mem_alloc(s * sizeof *b.in),
+                      .out = mem_alloc(s * sizeof *b.out),
                       .rows = mem_alloc(s * sizeof *b.rows)};
     for (size_t i = 0; i < s; i++) {
         b.tables[i] = mem_alloc(pages * 4);
@@ -133,19 +141,23 @@ static void batch_free(struct batch *b, int n_seqs)
         mem_free(all[i]);
 }
 
-/* Seconds of one step of n_seqs x per_seq tokens at positions first, ...; of its submission alone in *submit. */
-static double step(struct rig *g, struct batch *b, int n_seqs, int per_seq, int first, double *submit)
+/* Seconds of one step of n_seqs x per_seq tokens at positions first, ...; of its submission alone
+ * in *submit. */
+static double step(struct rig *g, struct batch *b, int n_seqs, int per_seq, int first,
+                   double *submit)
 {
     static const struct sample_params greedy = {.top_p = 1, .repetition_penalty = 1};
     struct err e = {0};
     int n = 0;
     for (int s = 0; s < n_seqs; s++) {
         for (int i = 0; i < per_seq; i++, n++) {
-            b->ids[n] = (int32_t)((uint32_t)(s * 7919 + (first + i) * 104729 + 12345) * 2654435761u % 151000u);
+            b->ids[n] = (int32_t)((uint32_t)(s * 7919 + (first + i) * 104729 + 12345) *
+                                  2654435761u % 151000u);
             b->pos[n] = first + i;
             b->seq[n] = s;
         }
-        b->in[s] = (struct sample_input){.target = -1, .params = &greedy, .position = (uint64_t)(first + per_seq)};
+        b->in[s] = (struct sample_input){
+            .target = -1, .params = &greedy, .position = (uint64_t)(first + per_seq)};
         b->rows[s] = (struct step_row){n - 1, &b->in[s], &b->out[s]};
     }
     struct step st = {n, b->ids, b->pos, b->seq, n_seqs, b->seqs, n_seqs, b->rows};
@@ -213,9 +225,16 @@ static void load_run(struct rig *g, const char *path)
         prompts += n;
     }
     fclose(f);
-    struct engine_options o = {.config = &g->c, .store = g->store, .model = g->m, .n_kv_pages = g->pages,
-                               .max_running = MAX_RUNNING, .chunk_tokens = PREFILL, .max_step_tokens = PREFILL,
-                               .context_len = 40960, .weight_version = "0", .model_path = "random"};
+    struct engine_options o = {.config = &g->c,
+                               .store = g->store,
+                               .model = g->m,
+                               .n_kv_pages = g->pages,
+                               .max_running = MAX_RUNNING,
+                               .chunk_tokens = PREFILL,
+                               .max_step_tokens = PREFILL,
+                               .context_len = 40960,
+                               .weight_version = "0",
+                               .model_path = "random"};
     struct engine *en;
     for (int pass = 0; pass < 2; pass++) { /* the first pass captures the graphs */
         must(engine_new(&en, &o, &e), &e);
@@ -229,17 +248,19 @@ static void load_run(struct rig *g, const char *path)
                 done = r[i]->done;
                 pthread_mutex_unlock(&r[i]->lock);
             }
-            if (r[i]->finish != FINISH_LENGTH) fprintf(stderr, "r%d: %s\n", i, r[i]->finish_message), exit(1);
+            if (r[i]->finish != FINISH_LENGTH)
+                fprintf(stderr, "r%d: %s\n", i, r[i]->finish_message), exit(1);
             outputs += r[i]->n_output;
             cached += r[i]->cached_tokens;
         }
         t = clock_s() - t;
         struct engine_stats s;
         engine_stat(en, &s);
-        printf("gsm8k-shaped load, pass %d: %d prompts of %.0f tokens (%.0f cached), %.0f output tokens in %.2f s: "
+        printf("gsm8k-shaped load, pass %d: %d prompts of %.0f tokens (%.0f cached), %.0f output "
+               "tokens in %.2f s: "
                "%.0f output tok/s; %lld steps, %lld retractions\n",
-               pass, count, prompts / count, cached / count, outputs, t, outputs / t, (long long)s.steps,
-               (long long)s.retractions);
+               pass, count, prompts / count, cached / count, outputs, t, outputs / t,
+               (long long)s.steps, (long long)s.retractions);
         fflush(stdout);
         engine_stop(en, 0);
         for (int32_t i = 0; pass == 0 && i < count; i++) {
@@ -272,33 +293,39 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < n; i++)
         if (specs[i].linear) specs[i].shape.format = g.format;
     must(store_new(&g.store, specs, n, weights_memory(g.w), &e), &e);
-    printf("%s, %s, %d layers: weights %.2f GB, %.4f of the bytes stored\n", device_about(g.d)->name,
-           formats[g.format].name, g.c.n_layers, (double)store_bytes(g.store) * 1e-9,
+    printf("%s, %s, %d layers: weights %.2f GB, %.4f of the bytes stored\n",
+           device_about(g.d)->name, formats[g.format].name, g.c.n_layers,
+           (double)store_bytes(g.store) * 1e-9,
            (double)store_bytes(g.store) / (double)dummy_bytes(specs, n));
     double first = stage(&g, 1, &commit);
     printf("random weights made and staged in %.2f s\n", first);
-    struct cuda_options o = {.no_graphs = getenv("NO_GRAPHS") != NULL, .n_kv_pages = MAX_RUNNING * 90, .max_step_tokens = PREFILL, .max_seqs = MAX_RUNNING};
+    struct cuda_options o = {.no_graphs = getenv("NO_GRAPHS") != NULL,
+                             .n_kv_pages = MAX_RUNNING * 90,
+                             .max_step_tokens = PREFILL,
+                             .max_seqs = MAX_RUNNING};
     must(cuda_model_bytes(&work, &page, &g.c, &o, &e), &e);
     must(device_free_bytes(&free_bytes, g.d, &e), &e);
     size_t left = free_bytes - store_bytes(g.store) - work - ((size_t)4 << 30);
     if (left / page < (size_t)o.n_kv_pages) o.n_kv_pages = (int32_t)(left / page);
     g.pages = o.n_kv_pages;
     must(cuda_model_new(&g.m, &g.c, g.store, g.d, &o, &e), &e);
-    printf("step buffers %.2f GB, KV %.2f GB = %d tokens\n", (double)work * 1e-9, (double)page * g.pages * 1e-9,
-           g.pages * 16);
+    printf("step buffers %.2f GB, KV %.2f GB = %d tokens\n", (double)work * 1e-9,
+           (double)page * g.pages * 1e-9, g.pages * 16);
     for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++) {
         if ((CONTEXT + REPEAT + 3) * (size_t)batches[i] > (size_t)g.pages * 16) continue;
-        double submit, ms = decode_ms(&g, batches[i], &submit), floor_ms = step_bytes(&g, batches[i]) / READ_GB_S * 1e-6;
-        printf("decode, batch %4d: %7.3f ms a step (%.3f to submit), %8.0f tok/s; floor %.3f ms: %.0f%%\n", batches[i],
-               ms, submit, batches[i] / ms * 1e3, floor_ms, 100 * floor_ms / ms);
+        double submit, ms = decode_ms(&g, batches[i], &submit),
+                       floor_ms = step_bytes(&g, batches[i]) / READ_GB_S * 1e-6;
+        printf("decode, batch %4d: %7.3f ms a step (%.3f to submit), %8.0f tok/s; floor %.3f ms: "
+               "%.0f%%\n",
+               batches[i], ms, submit, batches[i] / ms * 1e3, floor_ms, 100 * floor_ms / ms);
         fflush(stdout);
     }
     double one = prefill_s(&g, 1, PREFILL), many = prefill_s(&g, 8, PREFILL / 8);
-    printf("prefill: one prompt of %d in %.1f ms, %.0f tok/s; 8 of %d in %.1f ms, %.0f tok/s\n", PREFILL, one * 1e3,
-           PREFILL / one, PREFILL / 8, many * 1e3, PREFILL / many);
+    printf("prefill: one prompt of %d in %.1f ms, %.0f tok/s; 8 of %d in %.1f ms, %.0f tok/s\n",
+           PREFILL, one * 1e3, PREFILL / one, PREFILL / 8, many * 1e3, PREFILL / many);
     double again = stage(&g, 2, &commit);
-    printf("update: staged in %.2f s, commit (the pause) %.2f ms for %.2f GB\n", again, commit * 1e3,
-           (double)store_bytes(g.store) * 1e-9);
+    printf("update: staged in %.2f s, commit (the pause) %.2f ms for %.2f GB\n", again,
+           commit * 1e3, (double)store_bytes(g.store) * 1e-9);
     fflush(stdout);
     if (argc > 3) load_run(&g, argv[3]);
     model_free(g.m);

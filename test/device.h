@@ -2,9 +2,9 @@
  * device.h - lets a test of the model run on a GPU too: MOULT_TEST_DEVICE=cuda.
  *
  *     struct test_device t;
- *     test_device_open(&t);                              // the host unless the variable says otherwise
- *     store_new(&store, specs, n, t.memory, &e);
- *     test_model_new(&t, &model, &config, store, pool, pages, KV_BF16, tokens, isa, &e);
+ *     test_device_open(&t);                              // the host unless the variable says
+ * otherwise store_new(&store, specs, n, t.memory, &e); test_model_new(&t, &model, &config, store,
+ * pool, pages, KV_BF16, tokens, isa, &e);
  */
 #ifndef TEST_DEVICE_H
 #define TEST_DEVICE_H
@@ -48,12 +48,16 @@ static inline void test_device_close(struct test_device *t)
 }
 
 /* On a GPU `isa` NULL runs decode steps from graphs; any name runs them kernel by kernel. */
-static inline err_t test_model_new(struct test_device *t, struct model **out, const struct config *c,
-                                   struct store *s, struct pool *pool, int32_t pages, kv_type_t kv,
-                                   int32_t tokens, const char *isa, struct err *e)
+static inline err_t test_model_new(struct test_device *t, struct model **out,
+                                   const struct config *c, struct store *s, struct pool *pool,
+                                   int32_t pages, kv_type_t kv, int32_t tokens, const char *isa,
+                                   struct err *e)
 {
     if (!t->d) return model_new(out, c, s, pool, pages, kv, tokens, isa, e);
-    struct cuda_options o = {.n_kv_pages = pages, .max_step_tokens = tokens, .max_seqs = 256, .kv = kv,
+    struct cuda_options o = {.n_kv_pages = pages,
+                             .max_step_tokens = tokens,
+                             .max_seqs = 256,
+                             .kv = kv,
                              .no_graphs = isa != NULL};
     return cuda_model_new(out, c, s, t->d, &o, e);
 }

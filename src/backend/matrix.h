@@ -22,8 +22,8 @@ struct matrix {
     const float *scale; /* f32 scales [format_scale_rows][format_scale_cols]; NULL where they lie in
                            the panels */
     const float *tensor; /* [1]: NVFP4; else NULL */
-    const float *input;  /* [1]: scale of the activations (decode), 0: the checkpoint has none; BF16:
-                            NULL */
+    const float *input; /* [1]: scale of the activations (decode), 0: the checkpoint has none; BF16:
+                           NULL */
 };
 
 #endif

@@ -1,10 +1,10 @@
 #include "cli/load.h"
-#include "cli/load_device.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "cli/formats.h"
-#include "weight/plan.h"
+#include "cli/load_device.h"
 #include "weight/dummy.h"
+#include "weight/plan.h"
 #include "weight/update.h"
 #include <inttypes.h>
 #include <pthread.h>
@@ -116,11 +116,12 @@ static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err 
     } else if (o->mem_fraction > 0) {
         size_t budget = (size_t)(o->mem_fraction * (double)total);
         if (budget <= l->weight_bytes)
-            return err_set(e, ERR_INPUT,
-                           "--mem-fraction-static %g: %.1f GB of %.1f GB, but the weights alone take "
-                           "%.1f GB",
-                           o->mem_fraction, (double)budget * 1e-9, (double)total * 1e-9,
-                           (double)l->weight_bytes * 1e-9);
+            return err_set(
+                e, ERR_INPUT,
+                "--mem-fraction-static %g: %.1f GB of %.1f GB, but the weights alone take "
+                "%.1f GB",
+                o->mem_fraction, (double)budget * 1e-9, (double)total * 1e-9,
+                (double)l->weight_bytes * 1e-9);
         pages = (budget - l->weight_bytes) / l->page_bytes;
     } else {
         size_t rest = l->available > l->weight_bytes ? l->available - l->weight_bytes : 0;
@@ -129,10 +130,11 @@ static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err 
     if (o->max_total_tokens <= 0) pages = min_size(pages, all);
     size_t bytes;
     if (pages < 2 || pages > INT32_MAX || !mul_size(&bytes, pages, l->page_bytes))
-        return err_set(e, ERR_INPUT,
-                       "KV pool of %zu pages of %d tokens: 2 .. %d are possible (--max-total-tokens, "
-                       "--mem-fraction-static)",
-                       pages, KV_PAGE, INT32_MAX);
+        return err_set(
+            e, ERR_INPUT,
+            "KV pool of %zu pages of %d tokens: 2 .. %d are possible (--max-total-tokens, "
+            "--mem-fraction-static)",
+            pages, KV_PAGE, INT32_MAX);
     l->n_pages = (int32_t)pages;
     return OK;
 }
@@ -234,7 +236,8 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     l->n_threads = o->threads > 0 ? (int)o->threads : cpus > 0 ? (int)cpus : 1;
     int64_t step = o->chunk > 0 ? o->chunk : STEP_TOKENS_MAX;
-    if (step < o->max_running) step = o->max_running; /* every running request decodes in one step */
+    if (step < o->max_running)
+        step = o->max_running; /* every running request decodes in one step */
     l->max_step_tokens = (int32_t)step;
     return l->device ? load_device_plan(l, o, e) : plan_kv(l, o, e);
 }

@@ -10,8 +10,8 @@
 #ifndef CLI_LOAD_H
 #define CLI_LOAD_H
 
-#include "base/pool.h"
 #include "backend/cuda/weights.h"
+#include "base/pool.h"
 #include "cli/textconf.h"
 #include "engine/engine.h"
 #include "format/act.h"
@@ -30,16 +30,16 @@ struct load_options {
     const char *model, *tokenizer_path; /* tokenizer_path NULL: the model's */
     int64_t context_len;                /* 0: the model's */
     int64_t max_running, max_queued;
-    int64_t max_total_tokens;           /* KV tokens; 0: by memory */
-    double mem_fraction;                /* of all memory for weights and KV; 0: the default rule */
-    int64_t chunk;                      /* prefill tokens a step; <= 0: the most a step takes */
-    int64_t threads;                    /* 0: online CPUs */
-    const char *isa;                    /* NULL: the best */
-    const char *device;                 /* NULL or "auto": a GPU if there is one; "cpu", "cuda" */
-    bool no_graphs;                     /* GPU: launch every kernel of every step */
+    int64_t max_total_tokens; /* KV tokens; 0: by memory */
+    double mem_fraction;      /* of all memory for weights and KV; 0: the default rule */
+    int64_t chunk;            /* prefill tokens a step; <= 0: the most a step takes */
+    int64_t threads;          /* 0: online CPUs */
+    const char *isa;          /* NULL: the best */
+    const char *device;       /* NULL or "auto": a GPU if there is one; "cpu", "cuda" */
+    bool no_graphs;           /* GPU: launch every kernel of every step */
     kv_type_t kv;
-    bool dummy;                         /* random weights; the folder needs none */
-    const char *quantization;           /* NULL: as stored; see load_quantization */
+    bool dummy;               /* random weights; the folder needs none */
+    const char *quantization; /* NULL: as stored; see load_quantization */
     struct numerics numerics;
     const char *weight_version;
     bool no_prefix_cache;
@@ -78,8 +78,8 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
 /* "weights 14.1 MB, KV 1.2 GB (...)" */
 void load_plan(const struct loaded *l, struct buf *out);
 /* --quantization: a format's name, or SGLang's word for a format or method.  `format` is what a
- * BF16 checkpoint is encoded to while it is loaded (FORMAT_BF16: nothing is), `accept` the formats (bits
- * 1 << format_t) of a quantized one that is served as it is. */
+ * BF16 checkpoint is encoded to while it is loaded (FORMAT_BF16: nothing is), `accept` the formats
+ * (bits 1 << format_t) of a quantized one that is served as it is. */
 err_t load_quantization(format_t *format, unsigned *accept, const char *name,
                         struct err *e) MUST_USE;
 void load_release(struct loaded *l); /* the engine must have been stopped */

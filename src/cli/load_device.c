@@ -6,9 +6,10 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Left to the driver, graphs and the update's buffers, and what of the rest KV may take by default. */
-#define RESERVE    ((size_t)2 << 30)
-#define KV_SHARE   0.95
+/* Left to the driver, graphs and the update's buffers, and what of the rest KV may take by default.
+ */
+#define RESERVE  ((size_t)2 << 30)
+#define KV_SHARE 0.95
 
 err_t load_device_open(struct loaded *l, const char *name, struct err *e)
 {
@@ -42,13 +43,13 @@ static struct cuda_options options(const struct loaded *l, const struct load_opt
 
 static err_t too_few(const struct loaded *l, size_t pages, struct err *e)
 {
-    return err_set(e, ERR_INPUT,
-                   "KV pool of %zu pages of %d tokens: 2 .. %d are possible; the device has %.1f GB, two "
-                   "generations of weights take %.1f GB, a step %.1f GB (--max-total-tokens, "
-                   "--mem-fraction-static, --chunked-prefill-size)",
-                   pages, KV_PAGE, INT32_MAX, (double)l->device_bytes * 1e-9,
-                   (double)weights_device_bytes(l->weight_bytes, true) * 1e-9,
-                   (double)l->work_bytes * 1e-9);
+    return err_set(
+        e, ERR_INPUT,
+        "KV pool of %zu pages of %d tokens: 2 .. %d are possible; the device has %.1f GB, two "
+        "generations of weights take %.1f GB, a step %.1f GB (--max-total-tokens, "
+        "--mem-fraction-static, --chunked-prefill-size)",
+        pages, KV_PAGE, INT32_MAX, (double)l->device_bytes * 1e-9,
+        (double)weights_device_bytes(l->weight_bytes, true) * 1e-9, (double)l->work_bytes * 1e-9);
 }
 
 err_t load_device_plan(struct loaded *l, const struct load_options *o, struct err *e)
@@ -87,13 +88,14 @@ err_t load_device_model(struct loaded *l, const struct load_options *o, struct e
 void load_device_tell(const struct loaded *l, struct buf *out)
 {
     double kv = (double)l->n_pages * (double)l->page_bytes;
-    (void)buf_printf(out,
-                     "%s, %.1f GB (%.1f free): weights %.2f GB, %.3f of the bytes stored, and as much for "
-                     "staged updates; a step %.2f GB; KV %.2f GB = %" PRId64 " tokens in pages of %d",
-                     device_about(l->device)->name, (double)l->device_bytes * 1e-9,
-                     (double)l->available * 1e-9, (double)l->weight_bytes * 1e-9,
-                     (double)l->weight_bytes / (double)(l->stored_bytes ? l->stored_bytes : 1),
-                     (double)l->work_bytes * 1e-9, kv * 1e-9, (int64_t)l->n_pages * KV_PAGE, KV_PAGE);
+    (void)buf_printf(
+        out,
+        "%s, %.1f GB (%.1f free): weights %.2f GB, %.3f of the bytes stored, and as much for "
+        "staged updates; a step %.2f GB; KV %.2f GB = %" PRId64 " tokens in pages of %d",
+        device_about(l->device)->name, (double)l->device_bytes * 1e-9, (double)l->available * 1e-9,
+        (double)l->weight_bytes * 1e-9,
+        (double)l->weight_bytes / (double)(l->stored_bytes ? l->stored_bytes : 1),
+        (double)l->work_bytes * 1e-9, kv * 1e-9, (int64_t)l->n_pages * KV_PAGE, KV_PAGE);
 }
 
 void load_device_release(struct loaded *l)

@@ -1,6 +1,6 @@
 /*
- * load_device.h - the parts of load.c that differ on a GPU: opening it, where weights live, the memory
- * plan, the model.
+ * load_device.h - the parts of load.c that differ on a GPU: opening it, where weights live, the
+ * memory plan, the model.
  */
 #ifndef CLI_LOAD_DEVICE_H
 #define CLI_LOAD_DEVICE_H

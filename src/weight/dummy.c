@@ -50,7 +50,8 @@ static void fill_data(uint8_t *to, format_t f, size_t n, size_t cols, uint64_t *
     }
 }
 
-/* What brings random elements of a format to the size 1 / sqrt(cols): their rms is about 2.9 (E2M1) or 0.8 (E4M3). */
+/* What brings random elements of a format to the size 1 / sqrt(cols): their rms is about 2.9 (E2M1)
+ * or 0.8 (E4M3). */
 static float scale_of(format_t f, size_t cols)
 {
     return (formats[f].elem == ELEM_E2M1 ? 0.35f : 1.2f) / sqrtf((float)cols);
@@ -68,7 +69,8 @@ static void fill_scale(uint8_t *to, format_t f, size_t bytes, size_t cols, uint6
         fill(to, bytes, ALL(0x07), ALL(0x38), s); /* 1 .. 1.875; the tensor scale does the rest */
 }
 
-static bool put_part(struct work *w, size_t slot, part_t part, size_t rows, size_t row_bytes, uint64_t *s)
+static bool put_part(struct work *w, size_t slot, part_t part, size_t rows, size_t row_bytes,
+                     uint64_t *s)
 {
     const struct resident *r = &store_spec(w->u->store, slot)->shape;
     size_t step = CHUNK_BYTES / (row_bytes ? row_bytes : 1) / MEMORY_ROWS * MEMORY_ROWS;
@@ -92,7 +94,8 @@ static bool put_part(struct work *w, size_t slot, part_t part, size_t rows, size
 static bool put_matrix(struct work *w, size_t slot, uint64_t *s)
 {
     const struct resident *r = &store_spec(w->u->store, slot)->shape;
-    size_t rows = (size_t)r->rows, cols = (size_t)r->cols, scales = format_scale_rows(r->format, rows);
+    size_t rows = (size_t)r->rows, cols = (size_t)r->cols,
+           scales = format_scale_rows(r->format, rows);
     if (!put_part(w, slot, PART_DATA, rows, format_row_bytes(r->format, cols), s)) return false;
     if (formats[r->format].scale != SCALE_NONE &&
         !put_part(w, slot, PART_SCALE, scales,

@@ -1,9 +1,11 @@
 /*
- * dummy.h - random weights of any format, for benchmarks and tests of large shapes without a checkpoint.
+ * dummy.h - random weights of any format, for benchmarks and tests of large shapes without a
+ * checkpoint.
  *
- * Values have mean 0 and about the size 1 / sqrt(cols), so that activations neither vanish nor overflow through the
- * layers; norms are 1, f32 slots 1.  The same seed gives the same weights whatever the number of threads.
- * Between update_begin and update_prepare, in place of update_stage_dir (update.h).
+ * Values have mean 0 and about the size 1 / sqrt(cols), so that activations neither vanish nor
+ * overflow through the layers; norms are 1, f32 slots 1.  The same seed gives the same weights
+ * whatever the number of threads. Between update_begin and update_prepare, in place of
+ * update_stage_dir (update.h).
  */
 #ifndef WEIGHT_DUMMY_H
 #define WEIGHT_DUMMY_H

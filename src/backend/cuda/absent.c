@@ -1,9 +1,11 @@
-/* absent.c - the CUDA backend in a binary built without it (CUDA=0): no device opens, so nothing after that is reached. */
+/* absent.c - the CUDA backend in a binary built without it (CUDA=0): no device opens, so nothing
+ * after that is reached. */
 #include "backend/cuda/weights.h"
 
 static err_t absent(struct err *e)
 {
-    return err_set(e, ERR_UNSUPPORTED, "this binary was built without CUDA (make CUDA=1 needs nvcc)");
+    return err_set(e, ERR_UNSUPPORTED,
+                   "this binary was built without CUDA (make CUDA=1 needs nvcc)");
 }
 
 err_t device_open(struct device **out, int ordinal, size_t need_bytes, struct err *e)

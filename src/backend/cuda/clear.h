@@ -11,8 +11,8 @@
 #define CLEAR_THREADS 256
 
 struct clear_args {
-    char *kv;             /* [halves][pages][page_bytes] */
-    const int32_t *pages; /* [grid x] */
+    char *kv;                        /* [halves][pages][page_bytes] */
+    const int32_t *pages;            /* [grid x] */
     uint64_t half_bytes, page_bytes; /* multiples of 16 */
 };
 

@@ -67,8 +67,8 @@ struct gemm_weight weights_matrix(const struct resident *r, const void *at)
     return w;
 }
 
-static const size_t elem_bytes[] = {[RESIDENT_PLAIN] = sizeof(uint16_t),
-                                    [RESIDENT_F32] = sizeof(float)};
+static const size_t elem_bytes[] = {
+    [RESIDENT_PLAIN] = sizeof(uint16_t), [RESIDENT_F32] = sizeof(float)};
 
 static bool slot_bytes(size_t *out, const struct resident *r)
 {
@@ -82,7 +82,8 @@ static bool slot_bytes(size_t *out, const struct resident *r)
     return mul_size(&len, r->rows, r->cols) && mul_size(out, len, elem_bytes[r->kind]);
 }
 
-/* Bytes of a row of a part, and where the part lies in the slot (PART_DATA and small scales: in the tiles). */
+/* Bytes of a row of a part, and where the part lies in the slot (PART_DATA and small scales: in the
+ * tiles). */
 static size_t part_row(const struct resident *r, part_t part)
 {
     if (part == PART_TENSOR || part == PART_INPUT) return sizeof(float);
@@ -146,8 +147,8 @@ err_t weights_error(struct weights *w, struct err *e)
 }
 
 /* Rows [row0, row0 + n) between the lane's device buffer and tiles. */
-static void convert(struct weights *w, struct lane *l, bool pack, char *at, const struct resident *r,
-                    part_t part, size_t row0, size_t n)
+static void convert(struct weights *w, struct lane *l, bool pack, char *at,
+                    const struct resident *r, part_t part, size_t row0, size_t n)
 {
     uint32_t blocks = tile_blocks((uint32_t)r->cols);
     CHECK(row0 % TILE_ROWS == 0 && (n % TILE_ROWS == 0 || row0 + n == r->rows));
@@ -161,9 +162,9 @@ static void convert(struct weights *w, struct lane *l, bool pack, char *at, cons
         a.data = dev;
     else
         a.scale = dev;
-    queue_launch(l->q, pack ? &w->pack[r->format] : &w->unpack[r->format],
-                 (struct launch){.grid = {blocks, tile_panels((uint32_t)n)}, .threads = LAYOUT_THREADS},
-                 &a);
+    queue_launch(
+        l->q, pack ? &w->pack[r->format] : &w->unpack[r->format],
+        (struct launch){.grid = {blocks, tile_panels((uint32_t)n)}, .threads = LAYOUT_THREADS}, &a);
 }
 
 /* Rows that fit a lane: whole panels. */
@@ -196,8 +197,8 @@ static void put(void *ctx, void *at, const struct resident *r, part_t part, size
     lane_give(w, l);
 }
 
-static void get(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0, size_t n,
-                const void *at)
+static void get(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0,
+                size_t n, const void *at)
 {
     struct weights *w = ctx;
     struct lane *l = lane_take(w);
@@ -320,7 +321,8 @@ err_t weights_new(struct weights **out, struct device *d, struct err *e)
     for (format_t f = 0; rc == OK && f < FORMAT_COUNT; f++) {
         size_t args = sizeof(struct layout_args);
         rc = device_kernel(&w->pack[f], d, layout_cuda_kernel(f, true), args, 0, e);
-        if (rc == OK) rc = device_kernel(&w->unpack[f], d, layout_cuda_kernel(f, false), args, 0, e);
+        if (rc == OK)
+            rc = device_kernel(&w->unpack[f], d, layout_cuda_kernel(f, false), args, 0, e);
     }
     if (rc != OK) {
         weights_free(w);

@@ -8,14 +8,15 @@
  *     store_free(store);
  *     weights_free(w);
  *
- * Two arenas of device memory, taken when the store first asks for each: the resident one, whose addresses stay for the
- * life of the process (captured graphs hold them), and the staged one.  A commit copies the staged bytes into place, about
- * 0.5 ms a GB (feasibility: 17.5 GB in 8.1 ms), and waits.
+ * Two arenas of device memory, taken when the store first asks for each: the resident one, whose
+ * addresses stay for the life of the process (captured graphs hold them), and the staged one.  A
+ * commit copies the staged bytes into place, about 0.5 ms a GB (feasibility: 17.5 GB in 8.1 ms),
+ * and waits.
  *
- * Canonical rows go through pinned buffers to the device and are packed into tiles there (layout_cuda.h).  Rows of
- * matrices come in whole panels of TILE_ROWS = MEMORY_ROWS.
- * `put` may be called by several threads; each call has a lane (a queue and two buffers) to itself and returns when its
- * bytes lie in the arena.
+ * Canonical rows go through pinned buffers to the device and are packed into tiles there
+ * (layout_cuda.h).  Rows of matrices come in whole panels of TILE_ROWS = MEMORY_ROWS. `put` may be
+ * called by several threads; each call has a lane (a queue and two buffers) to itself and returns
+ * when its bytes lie in the arena.
  *
  * Slot of a matrix: [tiles][f32 scales][f32 tensor scale][f32 input scale], each on 16 bytes.
  *

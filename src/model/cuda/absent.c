@@ -3,7 +3,8 @@
 
 static err_t absent(struct err *e)
 {
-    return err_set(e, ERR_UNSUPPORTED, "this binary was built without CUDA (make CUDA=1 needs nvcc)");
+    return err_set(e, ERR_UNSUPPORTED,
+                   "this binary was built without CUDA (make CUDA=1 needs nvcc)");
 }
 
 err_t cuda_model_new(struct model **out, const struct config *c, struct store *s, struct device *d,
@@ -13,8 +14,8 @@ err_t cuda_model_new(struct model **out, const struct config *c, struct store *s
     return absent(e);
 }
 
-err_t cuda_model_bytes(size_t *work, size_t *kv_page, const struct config *c, const struct cuda_options *o,
-                       struct err *e)
+err_t cuda_model_bytes(size_t *work, size_t *kv_page, const struct config *c,
+                       const struct cuda_options *o, struct err *e)
 {
     (void)work, (void)kv_page, (void)c, (void)o;
     return absent(e);

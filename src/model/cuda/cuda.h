@@ -5,10 +5,10 @@
  *     struct cuda_options o = {...};
  *     if (cuda_model_new(&model, &config, s, d, &o, e) != OK) ...
  *
- * What it takes of the device is allocated here, once; a step allocates nothing but room for long lists of
- * penalties and biases.  cuda_model_bytes tells beforehand, for the memory plan.
- * Refused by name: shapes that the kernels do not have (head_dim, top_k, experts, hidden_size), experts of one layer in
- * several formats.
+ * What it takes of the device is allocated here, once; a step allocates nothing but room for long
+ * lists of penalties and biases.  cuda_model_bytes tells beforehand, for the memory plan. Refused
+ * by name: shapes that the kernels do not have (head_dim, top_k, experts, hidden_size), experts of
+ * one layer in several formats.
  */
 #ifndef MODEL_CUDA_CUDA_H
 #define MODEL_CUDA_CUDA_H
@@ -19,13 +19,13 @@
 struct cuda_options {
     int32_t n_kv_pages, max_step_tokens, max_seqs; /* max_seqs: sequences of a step */
     kv_type_t kv;
-    bool no_graphs;                                /* --disable-cuda-graph: every step kernel by kernel */
+    bool no_graphs; /* --disable-cuda-graph: every step kernel by kernel */
 };
 
 err_t cuda_model_new(struct model **out, const struct config *c, struct store *s, struct device *d,
                      const struct cuda_options *o, struct err *e) MUST_USE;
 /* Device bytes besides weights: work buffers, and KV of one page. */
-err_t cuda_model_bytes(size_t *work, size_t *kv_page, const struct config *c, const struct cuda_options *o,
-                       struct err *e) MUST_USE;
+err_t cuda_model_bytes(size_t *work, size_t *kv_page, const struct config *c,
+                       const struct cuda_options *o, struct err *e) MUST_USE;
 
 #endif

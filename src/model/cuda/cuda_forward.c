@@ -2,11 +2,20 @@
 #include <math.h>
 
 /* out_kind F32, BF16 or ADD of all tokens by one matrix. */
-static void dense(const struct cuda_slice *s, format_t f, const struct gemm_weight *w, const void *x,
-                  int32_t k, int32_t n, void *out, int32_t ldo, gemm_out_t kind)
+static void dense(const struct cuda_slice *s, format_t f, const struct gemm_weight *w,
+                  const void *x, int32_t k, int32_t n, void *out, int32_t ldo, gemm_out_t kind)
 {
-    struct gemm_args g = {.x = x, .w = w, .out = out, .ldx = k, .ldo = ldo, .k = k, .n = n,
-                          .n_groups = 1, .n_rows = s->n, .out_kind = kind, .prefetch = 1};
+    struct gemm_args g = {.x = x,
+                          .w = w,
+                          .out = out,
+                          .ldx = k,
+                          .ldo = ldo,
+                          .k = k,
+                          .n = n,
+                          .n_groups = 1,
+                          .n_rows = s->n,
+                          .out_kind = kind,
+                          .prefetch = 1};
     gemm_launch(&s->m->gemm, s->m->q, f, &g, s->n, !s->m->plain);
 }
 
@@ -14,40 +23,84 @@ static void norm(const struct cuda_slice *s, norm_source_t source, size_t slot)
 {
     struct cuda_model *m = s->m;
     struct norm_args a = {
-        .x = m->x, .y = m->y, .ids = m->dev.ids, .embed = m->embed, .expert = m->expert_out,
-        .row_of = m->row_of, .packed = m->packed, .w = store_ptr(m->store, slot), .out = m->a,
-        .n = m->c.hidden_size, .vocab = m->c.vocab_size, .top_k = m->c.top_k, .eps = m->c.rms_norm_eps,
+        .x = m->x,
+        .y = m->y,
+        .ids = m->dev.ids,
+        .embed = m->embed,
+        .expert = m->expert_out,
+        .row_of = m->row_of,
+        .packed = m->packed,
+        .w = store_ptr(m->store, slot),
+        .out = m->a,
+        .n = m->c.hidden_size,
+        .vocab = m->c.vocab_size,
+        .top_k = m->c.top_k,
+        .eps = m->c.rms_norm_eps,
     };
     kernels_norm(m->kernels, m->q, source, &a, s->n, !m->plain);
 }
 
-static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t source)
+/* Pages of a layer's K; its V lie kv_half behind. */
+static char *k_pages(const struct cuda_model *m, int32_t layer)
+{
+    return (char *)(uintptr_t)region_base(m->kv) + (size_t)layer * m->kv_layer;
+}
+
+/* m->qkv = the projections of m->a; then m->att_q, and K and V in their pages. */
+static void project(const struct cuda_slice *s, int32_t layer)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
     const struct layer_weights *w = &m->layers[layer];
     int32_t nq = c->n_heads * c->head_dim, nkv = c->n_kv_heads * c->head_dim, ld = nq + 2 * nkv;
-    char *k_pages = (char *)(uintptr_t)region_base(m->kv) + (size_t)layer * m->kv_layer;
-    char *v_pages = k_pages + m->kv_half;
-    norm(s, source, w->slots.in_norm);
     dense(s, w->q_format, w->q, m->a, c->hidden_size, w->one_qkv ? ld : nq, m->qkv, ld, GEMM_F32);
     if (!w->one_qkv) {
         dense(s, w->k_format, w->k, m->a, c->hidden_size, nkv, m->qkv + nq, ld, GEMM_F32);
         dense(s, w->v_format, w->v, m->a, c->hidden_size, nkv, m->qkv + nq + nkv, ld, GEMM_F32);
     }
     struct rope_args r = {
-        .qkv = m->qkv, .ld = ld, .q_norm = store_ptr(m->store, w->slots.q_norm),
-        .k_norm = store_ptr(m->store, w->slots.k_norm), .cos = m->cos, .sin = m->sin, .pos = m->dev.pos,
-        .seq = m->dev.seq, .tables = m->dev.tables, .table_ld = s->table_ld, .q = m->att_q, .k = k_pages,
-        .v = v_pages, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .eps = c->rms_norm_eps,
-        .k_scale = w->k_scale, .v_scale = w->v_scale,
+        .qkv = m->qkv,
+        .ld = ld,
+        .q_norm = store_ptr(m->store, w->slots.q_norm),
+        .k_norm = store_ptr(m->store, w->slots.k_norm),
+        .cos = m->cos,
+        .sin = m->sin,
+        .pos = m->dev.pos,
+        .seq = m->dev.seq,
+        .tables = m->dev.tables,
+        .table_ld = s->table_ld,
+        .q = m->att_q,
+        .k = k_pages(m, layer),
+        .v = k_pages(m, layer) + m->kv_half,
+        .n_heads = c->n_heads,
+        .n_kv_heads = c->n_kv_heads,
+        .eps = c->rms_norm_eps,
+        .k_scale = w->k_scale,
+        .v_scale = w->v_scale,
     };
     kernels_rope(m->kernels, m->q, &r, s->n, !m->plain);
+}
+
+/* m->att_o = attention of m->att_q: shared prefixes first, then what each list of blocks has left. */
+static void attend(const struct cuda_slice *s, int32_t layer)
+{
+    struct cuda_model *m = s->m;
+    const struct config *c = &m->c;
+    const struct layer_weights *w = &m->layers[layer];
     struct attn_args a = {
-        .q = m->att_q, .out = m->att_o, .k = k_pages, .v = v_pages, .tables = m->dev.tables,
-        .table_ld = s->table_ld, .partial = m->partial, .arrived = m->arrived,
-        .n_kv_heads = c->n_kv_heads, .group = c->n_heads / c->n_kv_heads, .max_chunks = s->max_chunks,
-        .first_chunk = s->first_chunk, .scale = w->k_scale / sqrtf((float)c->head_dim),
+        .q = m->att_q,
+        .out = m->att_o,
+        .k = k_pages(m, layer),
+        .v = k_pages(m, layer) + m->kv_half,
+        .tables = m->dev.tables,
+        .table_ld = s->table_ld,
+        .partial = m->partial,
+        .arrived = m->arrived,
+        .n_kv_heads = c->n_kv_heads,
+        .group = c->n_heads / c->n_kv_heads,
+        .max_chunks = s->max_chunks,
+        .first_chunk = s->first_chunk,
+        .scale = w->k_scale / sqrtf((float)c->head_dim),
         .v_scale = w->v_scale,
     };
     if (s->n_blocks[ATTN_PREFIX]) {
@@ -62,7 +115,18 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
         a.n_blocks = s->n_blocks[kind];
         if (a.n_blocks) kernels_attn(m->kernels, m->q, kind, &a, !m->plain);
     }
-    dense(s, w->o_format, w->o, m->att_o, nq, c->hidden_size, m->y, c->hidden_size, GEMM_F32);
+}
+
+/* Leaves its sum in y for the next norm (NORM_ADD). */
+static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t source)
+{
+    struct cuda_model *m = s->m;
+    const struct layer_weights *w = &m->layers[layer];
+    norm(s, source, w->slots.in_norm);
+    project(s, layer);
+    attend(s, layer);
+    dense(s, w->o_format, w->o, m->att_o, m->c.n_heads * m->c.head_dim, m->c.hidden_size, m->y,
+          m->c.hidden_size, GEMM_F32);
 }
 
 /* Leaves its rows in expert_out for the next norm (NORM_COMBINE). */
@@ -71,25 +135,49 @@ static void experts(const struct cuda_slice *s, const struct layer_weights *w)
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
     int64_t rows = (int64_t)s->n * c->top_k;
-    dense(s, w->router_format, w->router, m->a, c->hidden_size, c->n_experts, m->router, c->n_experts,
-          GEMM_F32);
+    dense(s, w->router_format, w->router, m->a, c->hidden_size, c->n_experts, m->router,
+          c->n_experts, GEMM_F32);
     struct route_args r = {
-        .logits = m->router, .seq = m->dev.seq, .packed = m->packed, .offsets = m->offsets,
-        .token_of = m->token_of, .row_of = m->row_of, .ticket = m->ticket, .n_tokens = s->n,
-        .n_experts = c->n_experts, .top_k = c->top_k, .n_local = c->n_experts,
+        .logits = m->router,
+        .seq = m->dev.seq,
+        .packed = m->packed,
+        .offsets = m->offsets,
+        .token_of = m->token_of,
+        .row_of = m->row_of,
+        .ticket = m->ticket,
+        .n_tokens = s->n,
+        .n_experts = c->n_experts,
+        .top_k = c->top_k,
+        .n_local = c->n_experts,
         .normalise = c->norm_topk_prob,
     };
     kernels_route(m->kernels, m->q, &r, !m->plain);
     struct gemm_args up = {
-        .x = m->a, .src = m->token_of, .first = m->offsets, .w = w->gate, .up = w->up, .out = m->h,
-        .ldx = c->hidden_size, .ldo = c->moe_intermediate_size, .k = c->hidden_size,
-        .n = c->moe_intermediate_size, .n_groups = c->n_experts, .out_kind = GEMM_SWIGLU,
+        .x = m->a,
+        .src = m->token_of,
+        .first = m->offsets,
+        .w = w->gate,
+        .up = w->up,
+        .out = m->h,
+        .ldx = c->hidden_size,
+        .ldo = c->moe_intermediate_size,
+        .k = c->hidden_size,
+        .n = c->moe_intermediate_size,
+        .n_groups = c->n_experts,
+        .out_kind = GEMM_SWIGLU,
     };
     gemm_launch(&m->gemm, m->q, w->gate_format, &up, rows, !m->plain);
     struct gemm_args down = {
-        .x = m->h, .first = m->offsets, .w = w->down, .out = m->expert_out,
-        .ldx = c->moe_intermediate_size, .ldo = c->hidden_size, .k = c->moe_intermediate_size,
-        .n = c->hidden_size, .n_groups = c->n_experts, .out_kind = GEMM_BF16,
+        .x = m->h,
+        .first = m->offsets,
+        .w = w->down,
+        .out = m->expert_out,
+        .ldx = c->moe_intermediate_size,
+        .ldo = c->hidden_size,
+        .k = c->moe_intermediate_size,
+        .n = c->hidden_size,
+        .n_groups = c->n_experts,
+        .out_kind = GEMM_BF16,
     };
     gemm_launch(&m->gemm, m->q, w->down_format, &down, rows, !m->plain);
 }
@@ -100,13 +188,22 @@ static void dense_mlp(const struct cuda_slice *s, const struct layer_weights *w)
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
     struct gemm_args up = {
-        .x = m->a, .w = w->gate, .up = w->up, .out = m->h, .ldx = c->hidden_size,
-        .ldo = c->intermediate_size, .k = c->hidden_size, .n = c->intermediate_size, .n_groups = 1,
-        .n_rows = s->n, .out_kind = GEMM_SWIGLU, .prefetch = 1,
+        .x = m->a,
+        .w = w->gate,
+        .up = w->up,
+        .out = m->h,
+        .ldx = c->hidden_size,
+        .ldo = c->intermediate_size,
+        .k = c->hidden_size,
+        .n = c->intermediate_size,
+        .n_groups = 1,
+        .n_rows = s->n,
+        .out_kind = GEMM_SWIGLU,
+        .prefetch = 1,
     };
     gemm_launch(&m->gemm, m->q, w->gate_format, &up, s->n, !m->plain);
-    dense(s, w->down_format, w->down, m->h, c->intermediate_size, c->hidden_size, m->y, c->hidden_size,
-          GEMM_F32);
+    dense(s, w->down_format, w->down, m->h, c->intermediate_size, c->hidden_size, m->y,
+          c->hidden_size, GEMM_F32);
 }
 
 static norm_source_t after_mlp(const struct config *c, int32_t layer)
@@ -118,9 +215,12 @@ static void plan_attention(const struct cuda_slice *s)
 {
     struct cuda_model *m = s->m;
     for (int list = 0; list < ATTN_LISTS; list++) {
-        struct attn_plan_args plan = {.blocks = m->dev.blocks[list], .pos = m->dev.pos,
-                                      .spans = m->spans[list], .n_blocks = s->n_blocks[list],
-                                      .n_kv_heads = m->c.n_kv_heads, .first_chunk = s->first_chunk};
+        struct attn_plan_args plan = {.blocks = m->dev.blocks[list],
+                                      .pos = m->dev.pos,
+                                      .spans = m->spans[list],
+                                      .n_blocks = s->n_blocks[list],
+                                      .n_kv_heads = m->c.n_kv_heads,
+                                      .first_chunk = s->first_chunk};
         if (plan.n_blocks == 0) continue;
         if (list == ATTN_PREFIX)
             kernels_attn_prefix_plan(m->kernels, m->q, &plan, false);
@@ -145,8 +245,15 @@ void cuda_forward(const struct cuda_slice *s)
     }
     /* x of all tokens; the rows that are wanted are normed by cuda_head. */
     struct norm_args a = {
-        .x = m->x, .y = m->y, .expert = m->expert_out, .row_of = m->row_of, .packed = m->packed,
-        .w = m->norm, .n = c->hidden_size, .top_k = c->top_k, .eps = c->rms_norm_eps,
+        .x = m->x,
+        .y = m->y,
+        .expert = m->expert_out,
+        .row_of = m->row_of,
+        .packed = m->packed,
+        .w = m->norm,
+        .n = c->hidden_size,
+        .top_k = c->top_k,
+        .eps = c->rms_norm_eps,
     };
     kernels_norm(m->kernels, m->q, after_mlp(c, c->n_layers - 1), &a, s->n, !m->plain);
 }
@@ -155,16 +262,33 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
-    struct norm_args a = {.x = m->x, .w = m->norm, .out = m->a, .pick = m->dev.pick + row0,
-                          .n = c->hidden_size, .eps = c->rms_norm_eps};
+    struct norm_args a = {.x = m->x,
+                          .w = m->norm,
+                          .out = m->a,
+                          .pick = m->dev.pick + row0,
+                          .n = c->hidden_size,
+                          .eps = c->rms_norm_eps};
     kernels_norm(m->kernels, m->q, NORM_PLAIN, &a, n, !m->plain);
-    struct gemm_args g = {.x = m->a, .w = m->head, .out = m->logits, .ldx = c->hidden_size,
-                          .ldo = m->ld_logits, .k = c->hidden_size, .n = c->vocab_size, .n_groups = 1,
-                          .n_rows = n, .out_kind = GEMM_F32, .prefetch = 1};
+    struct gemm_args g = {.x = m->a,
+                          .w = m->head,
+                          .out = m->logits,
+                          .ldx = c->hidden_size,
+                          .ldo = m->ld_logits,
+                          .k = c->hidden_size,
+                          .n = c->vocab_size,
+                          .n_groups = 1,
+                          .n_rows = n,
+                          .out_kind = GEMM_F32,
+                          .prefetch = 1};
     gemm_launch(&m->gemm, m->q, m->head_format, &g, n, !m->plain);
     if (!sample) return;
-    struct sample_args p = {.logits = m->logits, .ld = m->ld_logits, .specs = m->dev.specs + row0,
-                            .out = m->results + row0, .parts = m->parts, .lowered = m->lowered,
-                            .counts = m->counts, .vocab = c->vocab_size};
+    struct sample_args p = {.logits = m->logits,
+                            .ld = m->ld_logits,
+                            .specs = m->dev.specs + row0,
+                            .out = m->results + row0,
+                            .parts = m->parts,
+                            .lowered = m->lowered,
+                            .counts = m->counts,
+                            .vocab = c->vocab_size};
     kernels_sample(m->kernels, m->q, &p, n, !m->plain);
 }

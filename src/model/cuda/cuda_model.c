@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- buffers: one table says what a step needs ---------------------------------------------------- */
+/* --- buffers: one table says what a step needs
+ * ---------------------------------------------------- */
 
 enum { ALIGN = 256 };
 
@@ -126,7 +127,8 @@ static err_t place_host(struct cuda_model *m, struct err *e)
     return OK;
 }
 
-/* --- weights -------------------------------------------------------------------------------------- */
+/* --- weights
+ * -------------------------------------------------------------------------------------- */
 
 struct tables {
     struct cuda_model *m;
@@ -135,8 +137,8 @@ struct tables {
 };
 
 /* Appends the matrices of slots first, first + step, ...; all must have one format. */
-static err_t add(struct tables *t, const struct gemm_weight **out, format_t *f, size_t first, size_t step,
-                 int32_t count, struct err *e)
+static err_t add(struct tables *t, const struct gemm_weight **out, format_t *f, size_t first,
+                 size_t step, int32_t count, struct err *e)
 {
     *out = t->m->table + t->n;
     for (int32_t i = 0; i < count; i++) {
@@ -144,16 +146,18 @@ static err_t add(struct tables *t, const struct gemm_weight **out, format_t *f, 
         const struct slot_spec *p = store_spec(t->m->store, slot);
         if (i == 0) *f = p->shape.format;
         if (p->shape.format != *f)
-            return err_set(e, ERR_UNSUPPORTED,
-                           "%s is %s, the experts before it are %s: on a GPU the experts of a layer "
-                           "must have one format",
-                           p->name, formats[p->shape.format].name, formats[*f].name);
+            return err_set(
+                e, ERR_UNSUPPORTED,
+                "%s is %s, the experts before it are %s: on a GPU the experts of a layer "
+                "must have one format",
+                p->name, formats[p->shape.format].name, formats[*f].name);
         t->host[t->n++] = weights_matrix(&p->shape, store_ptr(t->m->store, slot));
     }
     return OK;
 }
 
-/* Whole panels of BF16, without scales, of neighbouring slots: the store leaves no gap between them. */
+/* Whole panels of BF16, without scales, of neighbouring slots: the store leaves no gap between
+ * them. */
 static bool one_matrix(const struct cuda_model *m, size_t first, int n)
 {
     const char *at = NULL;
@@ -189,8 +193,8 @@ static err_t add_layer(struct tables *t, int32_t layer, struct err *e)
     if (rc == OK) rc = add(t, &w->up, &w->up_format, gate + MLP_UP, MLP_SLOTS, n, e);
     if (rc == OK) rc = add(t, &w->down, &w->down_format, gate + MLP_DOWN, MLP_SLOTS, n, e);
     if (rc == OK && w->gate_format != w->up_format)
-        rc = err_set(e, ERR_UNSUPPORTED, "layer %d: gate is %s, up is %s: on a GPU they must agree", layer,
-                     formats[w->gate_format].name, formats[w->up_format].name);
+        rc = err_set(e, ERR_UNSUPPORTED, "layer %d: gate is %s, up is %s: on a GPU they must agree",
+                     layer, formats[w->gate_format].name, formats[w->up_format].name);
     return rc;
 }
 
@@ -202,8 +206,9 @@ static err_t make_tables(struct cuda_model *m, struct err *e)
         return err_set(e, ERR_NOMEM, "no memory for a table of %zu weights", count);
     m->layers = mem_try_array((size_t)m->c.n_layers, sizeof m->layers[0]);
     struct tables t = {.m = m, .host = mem_try(bytes)};
-    err_t rc = m->layers && t.host ? device_alloc(&dev, m->d, bytes, e)
-                                   : err_set(e, ERR_NOMEM, "no memory for a table of %zu weights", count);
+    err_t rc = m->layers && t.host
+                   ? device_alloc(&dev, m->d, bytes, e)
+                   : err_set(e, ERR_NOMEM, "no memory for a table of %zu weights", count);
     if (rc == OK) m->table = (void *)(uintptr_t)dev;
     const struct gemm_weight *head = NULL;
     if (rc == OK) rc = add(&t, &head, &m->head_format, SLOT_HEAD, 1, 1, e);
@@ -241,7 +246,8 @@ void cuda_read_scales(struct cuda_model *m)
     m->epoch = store_epoch(m->store);
 }
 
-/* --- life ----------------------------------------------------------------------------------------- */
+/* --- life
+ * ----------------------------------------------------------------------------------------- */
 
 static err_t upload_angles(struct cuda_model *m, struct err *e)
 {
@@ -275,7 +281,8 @@ static err_t set_numerics(struct model *base, act_t act, bool routed, struct err
     (void)base;
     (void)routed;
     if (act == ACT_BF16) return OK;
-    return err_set(e, ERR_UNSUPPORTED, "--activation-format %s: on a GPU bf16 alone is offered", acts[act].name);
+    return err_set(e, ERR_UNSUPPORTED, "--activation-format %s: on a GPU bf16 alone is offered",
+                   acts[act].name);
 }
 
 static err_t check_update(const struct model *base, const struct update *u, struct err *e)
@@ -351,7 +358,8 @@ static void set_sizes(struct cuda_model *m, const struct config *c, const struct
 
 static size_t partial_bytes(const struct cuda_model *m)
 {
-    int32_t chunks = m->max_pages / (ATTN_CHUNK / KV_PAGE) + 1; /* one more: model_break_invariance */
+    int32_t chunks =
+        m->max_pages / (ATTN_CHUNK / KV_PAGE) + 1; /* one more: model_break_invariance */
     size_t most = 1;
     for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
         size_t bytes = kernels_attn_bytes(m->kernels, kind, chunks);
@@ -364,7 +372,8 @@ static err_t get_memory(struct cuda_model *m, struct err *e)
 {
     size_t bytes, kv = m->kv_layer * (size_t)m->c.n_layers;
     devptr_t partial;
-    if (!place(m, 0, &bytes)) return err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory", m->cap);
+    if (!place(m, 0, &bytes))
+        return err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory", m->cap);
     err_t rc = device_alloc(&m->work, m->d, bytes, e);
     if (rc != OK) return rc;
     (void)place(m, m->work, &bytes);
@@ -382,7 +391,8 @@ static uint32_t formats_of(const struct store *s)
 {
     uint32_t bits = 0;
     for (size_t i = 0; i < store_slots(s); i++)
-        if (store_spec(s, i)->shape.kind == RESIDENT_MATRIX) bits |= 1u << store_spec(s, i)->shape.format;
+        if (store_spec(s, i)->shape.kind == RESIDENT_MATRIX)
+            bits |= 1u << store_spec(s, i)->shape.format;
     return bits;
 }
 
@@ -398,7 +408,8 @@ err_t cuda_model_new(struct model **out, const struct config *c, struct store *s
     err_t rc = queue_new(&m->q, d, e);
     if (rc == OK) rc = gemm_open(&m->gemm, d, formats_of(s), e);
     if (rc == OK) rc = kernels_new(&m->kernels, d, &shape, e);
-    if (rc == OK) rc = device_kernel(&m->clear_kernel, d, "clear_pages", sizeof(struct clear_args), 0, e);
+    if (rc == OK)
+        rc = device_kernel(&m->clear_kernel, d, "clear_pages", sizeof(struct clear_args), 0, e);
     if (rc == OK) rc = get_memory(m, e);
     if (rc == OK) rc = make_tables(m, e);
     if (rc == OK) rc = upload_angles(m, e);
@@ -410,13 +421,15 @@ err_t cuda_model_new(struct model **out, const struct config *c, struct store *s
     return OK;
 }
 
-err_t cuda_model_bytes(size_t *work, size_t *kv_page, const struct config *c, const struct cuda_options *o,
-                       struct err *e)
+err_t cuda_model_bytes(size_t *work, size_t *kv_page, const struct config *c,
+                       const struct cuda_options *o, struct err *e)
 {
     struct cuda_model *m = mem_alloc(sizeof *m);
     set_sizes(m, c, o);
     bool ok = place(m, 0, work);
     *kv_page = m->kv_layer / (size_t)o->n_kv_pages * (size_t)c->n_layers;
     mem_free(m);
-    return ok ? OK : err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory", o->max_step_tokens);
+    return ok ? OK
+              : err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory",
+                        o->max_step_tokens);
 }

@@ -7,9 +7,10 @@
  *                                            experts, ... ; head, sampling        (or one graph)
  *     cuda_step.c   collect             <-   results of the rows
  *
- * A step whose tokens are one of each sequence (decode) runs from a graph: captured once for a number of tokens and
- * of KV chunks, both rounded up, then launched with one call.  Padding tokens have sequence -1: they write no KV, go to
- * no expert, and nobody reads their rows.  A graph holds addresses only of memory that never moves.
+ * A step whose tokens are one of each sequence (decode) runs from a graph: captured once for a
+ * number of tokens and of KV chunks, both rounded up, then launched with one call.  Padding tokens
+ * have sequence -1: they write no KV, go to no expert, and nobody reads their rows.  A graph holds
+ * addresses only of memory that never moves.
  *
  * Bits do not depend on the path (graph or not, padded or not): every kernel gives a row the same
  * bits in any company.
@@ -26,8 +27,8 @@
 #include "model/tensors.h"
 
 enum {
-    CUDA_ROWS = 256,      /* rows of logits at once */
-    CUDA_GRAPHS = 128,    /* kept; beyond that steps are launched kernel by kernel */
+    CUDA_ROWS = 256,          /* rows of logits at once */
+    CUDA_GRAPHS = 128,        /* kept; beyond that steps are launched kernel by kernel */
     CUDA_GRAPH_TOKENS = 2048, /* largest decode step that gets a graph */
     ATTN_PREFIX = ATTN_KINDS, /* blocks of the prefixes that decoding sequences share */
     ATTN_LISTS
@@ -38,22 +39,24 @@ struct layer_weights {
     struct layer_slots slots;
     const struct gemm_weight *q, *k, *v, *o, *router, *gate, *up, *down;
     float k_scale, v_scale; /* 1 with a BF16 cache */
-    bool one_qkv; /* q, k and v lie one behind the other, as one matrix */
-    format_t q_format, k_format, v_format, o_format, router_format, gate_format, up_format, down_format;
+    bool one_qkv;           /* q, k and v lie one behind the other, as one matrix */
+    format_t q_format, k_format, v_format, o_format, router_format, gate_format, up_format,
+        down_format;
 };
 
 /* What is copied to the device for a step; host and device twins have one shape. */
 struct step_arrays {
-    int32_t *ids, *pos, *seq;    /* [cap] */
+    int32_t *ids, *pos, *seq;              /* [cap] */
     struct attn_block *blocks[ATTN_LISTS]; /* [cap] */
-    int32_t *tables;             /* [cap_seqs * table pages] */
-    int32_t *pick;               /* [cap]: token of a row */
-    struct sample_spec *specs;   /* [cap] */
-    int32_t *extra;              /* output ids, biases, barred ids of all rows */
+    int32_t *tables;                       /* [cap_seqs * table pages] */
+    int32_t *pick;                         /* [cap]: token of a row */
+    struct sample_spec *specs;             /* [cap] */
+    int32_t *extra;                        /* output ids, biases, barred ids of all rows */
 };
 
 struct graph_entry {
-    int32_t n_tokens, n_chunks, n_prefix; /* n_prefix: blocks of shared prefixes, padding included */
+    int32_t n_tokens, n_chunks,
+        n_prefix; /* n_prefix: blocks of shared prefixes, padding included */
     struct graph *graph;
 };
 
@@ -110,24 +113,27 @@ struct cuda_model {
 /* One step, or the slice of it that fits `cap`. */
 struct cuda_slice {
     struct cuda_model *m;
-    int32_t n;        /* tokens, padding included */
+    int32_t n;                    /* tokens, padding included */
     int32_t n_blocks[ATTN_LISTS]; /* of attention */
     int32_t n_rows;
     int32_t table_ld, max_chunks, first_chunk;
 };
 
-/* cuda_forward.c: everything between the copies, queued.  The final norm's rows are those of host.pick. */
+/* cuda_forward.c: everything between the copies, queued.  The final norm's rows are those of
+ * host.pick. */
 void cuda_forward(const struct cuda_slice *s);
-/* Final norm, logits [n_rows][vocab] in m->logits and, where asked, the samples of rows [row0, row0 + n). */
+/* Final norm, logits [n_rows][vocab] in m->logits and, where asked, the samples of rows [row0, row0
+ * + n). */
 void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample);
 
-/* cuda_model.c: after a commit, the scales of K and V, which graphs hold.  Not with a BF16 cache. */
+/* cuda_model.c: after a commit, the scales of K and V, which graphs hold.  Not with a BF16 cache.
+ */
 void cuda_read_scales(struct cuda_model *m);
 
 /* cuda_step.c */
 void cuda_submit(struct model *m, const struct step *st);
 err_t cuda_collect(struct model *m, const struct step *st, struct err *e);
-err_t cuda_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n, float *logits,
-                  struct err *e);
+err_t cuda_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,
+                  float *logits, struct err *e);
 
 #endif

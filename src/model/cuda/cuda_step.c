@@ -1,6 +1,6 @@
+#include "backend/cuda/clear.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "backend/cuda/clear.h"
 #include "model/cuda/cuda_model.h"
 #include <string.h>
 
@@ -36,7 +36,8 @@ static void fail(struct cuda_model *m, err_t rc, const char *text)
     (void)err_set(&m->error, rc, "%s", text);
 }
 
-/* --- the arrays of a step ------------------------------------------------------------------------ */
+/* --- the arrays of a step ------------------------------------------------------------------------
+ */
 
 static int32_t max_chunks_of(const struct step *st, int32_t t0, int32_t n)
 {
@@ -96,7 +97,8 @@ static int32_t common_chunks(const struct step *st, const struct step_arrays *h,
     return n;
 }
 
-/* Neighbours in the step that share their first chunks have those read once for all of them; at most `room` groups. */
+/* Neighbours in the step that share their first chunks have those read once for all of them; at
+ * most `room` groups. */
 static void share_prefixes(struct cuda_slice *s, const struct step *st, int32_t room)
 {
     struct cuda_model *m = s->m;
@@ -140,14 +142,16 @@ static void pad_tokens(struct cuda_slice *s, int32_t n)
 
 static bool has_penalty(const struct sample_params *p)
 {
-    return p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f || p->repetition_penalty != 1.0f;
+    return p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f ||
+           p->repetition_penalty != 1.0f;
 }
 
 static size_t extra_of(const struct sample_input *in)
 {
     if (in->target >= 0) return 0;
     const struct sample_params *p = in->params;
-    return (size_t)(has_penalty(p) ? in->n_output : 0) + 2 * (size_t)p->n_bias + (size_t)in->n_barred;
+    return (size_t)(has_penalty(p) ? in->n_output : 0) + 2 * (size_t)p->n_bias +
+           (size_t)in->n_barred;
 }
 
 /* Room for the ids and biases of all rows; nothing of a step in flight reads the old block. */
@@ -186,8 +190,8 @@ static const void *add_extra(struct cuda_model *m, size_t *at, const void *from,
 
 static struct sample_spec spec_of(struct cuda_model *m, const struct sample_input *in, size_t *at)
 {
-    struct sample_spec d = {.target = in->target, .n_top = in->n_top, .top_p = 1.0f,
-                            .repetition_penalty = 1.0f};
+    struct sample_spec d = {
+        .target = in->target, .n_top = in->n_top, .top_p = 1.0f, .repetition_penalty = 1.0f};
     if (in->target >= 0) return d;
     const struct sample_params *p = in->params;
     d.temperature = p->temperature;
@@ -228,8 +232,8 @@ static void pad_rows(struct cuda_slice *s, int32_t n)
 {
     for (; s->n_rows < n; s->n_rows++) {
         s->m->host.pick[s->n_rows] = 0;
-        s->m->host.specs[s->n_rows] = (struct sample_spec){.target = 0, .top_p = 1.0f,
-                                                           .repetition_penalty = 1.0f};
+        s->m->host.specs[s->n_rows] =
+            (struct sample_spec){.target = 0, .top_p = 1.0f, .repetition_penalty = 1.0f};
     }
 }
 
@@ -250,14 +254,17 @@ static void upload(const struct cuda_slice *s, int32_t n_seqs, size_t extra)
     to_device(m, m->dev.extra, m->host.extra, extra * sizeof(int32_t));
 }
 
-/* --- running it ---------------------------------------------------------------------------------- */
+/* --- running it ----------------------------------------------------------------------------------
+ */
 
 static void clear_pages(struct cuda_model *m)
 {
     if (m->n_clear == 0) return;
     to_device(m, m->clear_dev, m->clear, (size_t)m->n_clear * sizeof(int32_t));
-    struct clear_args a = {.kv = (char *)(uintptr_t)region_base(m->kv), .pages = m->clear_dev,
-                           .half_bytes = m->kv_half, .page_bytes = m->kv_half / (size_t)m->n_pages};
+    struct clear_args a = {.kv = (char *)(uintptr_t)region_base(m->kv),
+                           .pages = m->clear_dev,
+                           .half_bytes = m->kv_half,
+                           .page_bytes = m->kv_half / (size_t)m->n_pages};
     queue_launch(m->q, &m->clear_kernel,
                  (struct launch){.grid = {(uint32_t)m->n_clear, (uint32_t)m->c.n_layers * 2},
                                  .threads = CLEAR_THREADS},
@@ -274,8 +281,8 @@ static void launch_all(const struct cuda_slice *s)
     }
 }
 
-/* A driver that cannot record programmatic launches records plain ones; one that cannot record at all leaves
- * the model without graphs. */
+/* A driver that cannot record programmatic launches records plain ones; one that cannot record at
+ * all leaves the model without graphs. */
 static bool capture(const struct cuda_slice *s, struct graph **out)
 {
     struct cuda_model *m = s->m;
@@ -284,7 +291,8 @@ static bool capture(const struct cuda_slice *s, struct graph **out)
         queue_capture(m->q);
         launch_all(s);
         if (queue_capture_end(m->q, out, &e) == OK) return true;
-        log_line(LOG_WARN, "a decode step was not captured%s: %s", m->plain ? ", no graphs are used" : "", e.msg);
+        log_line(LOG_WARN, "a decode step was not captured%s: %s",
+                 m->plain ? ", no graphs are used" : "", e.msg);
         if (m->plain) break;
         m->plain = true;
     }
@@ -315,11 +323,13 @@ static const struct graph *graph_for(const struct cuda_slice *s)
 static bool is_decode(const struct cuda_slice *s, const struct step *st)
 {
     return !s->m->graphs_off && s->n == st->n_tokens && s->n == st->n_seqs && s->n == st->n_rows &&
-           s->n == s->n_blocks[ATTN_DECODE] && round_tokens(s->n) <= min_i32(s->m->cap, CUDA_GRAPH_TOKENS);
+           s->n == s->n_blocks[ATTN_DECODE] &&
+           round_tokens(s->n) <= min_i32(s->m->cap, CUDA_GRAPH_TOKENS);
 }
 
 /* Broken on purpose (model_break_invariance), the first chunk's keys depend on the step. */
-static struct cuda_slice slice_of(struct cuda_model *m, const struct step *st, int32_t t0, int32_t n)
+static struct cuda_slice slice_of(struct cuda_model *m, const struct step *st, int32_t t0,
+                                  int32_t n)
 {
     struct cuda_slice s = {.m = m, .n = n, .first_chunk = ATTN_CHUNK};
     if (m->broken) s.first_chunk = (1 + n / KV_ROWS % (ATTN_CHUNK / KV_ROWS)) * KV_ROWS;
@@ -410,8 +420,8 @@ err_t cuda_collect(struct model *base, const struct step *st, struct err *e)
     return OK;
 }
 
-err_t cuda_logits(struct model *base, const struct step *st, const int32_t *tokens, int32_t n, float *logits,
-                  struct err *e)
+err_t cuda_logits(struct model *base, const struct step *st, const int32_t *tokens, int32_t n,
+                  float *logits, struct err *e)
 {
     struct cuda_model *m = (struct cuda_model *)base;
     CHECK(st->n_tokens <= m->cap && n <= m->cap);
@@ -429,7 +439,8 @@ err_t cuda_logits(struct model *base, const struct step *st, const int32_t *toke
         cuda_head(&s, r, k, false);
         for (int32_t i = 0; i < k; i++)
             queue_copy(m->q, host_addr(logits + (size_t)(r + i) * vocab),
-                       host_addr(m->logits + (size_t)i * (size_t)m->ld_logits), vocab * sizeof(float));
+                       host_addr(m->logits + (size_t)i * (size_t)m->ld_logits),
+                       vocab * sizeof(float));
         err_t rc = queue_sync(m->q, e);
         if (rc != OK) return rc;
     }
