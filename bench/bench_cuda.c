@@ -13,7 +13,7 @@
  */
 #include "backend/backend.h"
 #include "backend/cuda/gemm.h"
-#include "backend/cuda/layout_cuda.h"
+#include "backend/cuda/repack.h"
 #include "base/mem.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,6 +47,7 @@ struct bench {
     struct device *d;
     struct queue *q;
     struct gemm_kernels gemm;
+    struct repack repack;
     struct event *ev[2];
     devptr_t x, h, y;                    /* [M][HIDDEN], [M * TOP_K][INNER], [M * TOP_K][HIDDEN] */
     devptr_t first[LAYERS], src[LAYERS]; /* routing of each layer */
@@ -102,14 +103,9 @@ static size_t make_weights(struct bench *b, devptr_t table[LAYERS], devptr_t at,
     fill_canonical(f, data, n_data, scale, n_scale);
     devptr_t dd = upload(b, data, n_data), ds = upload(b, scale, n_scale + 4),
              dt = upload(b, &one, 4);
-    struct kernel k;
-    MUST(device_kernel(&k, b->d, layout_cuda_kernel(f, true), sizeof(struct layout_args), 0, &err));
-    struct layout_args a = {(void *)(uintptr_t)at, (void *)(uintptr_t)dd, (void *)(uintptr_t)ds,
-                            rows, cols};
-    queue_launch(b->q, &k,
-                 (struct launch){.grid = {tile_blocks(cols), tile_panels(rows), 1},
-                                 .threads = LAYOUT_THREADS},
-                 &a);
+    struct layout_args a = {(void *)(uintptr_t)at, (void *)(uintptr_t)dd, (void *)(uintptr_t)ds, rows,
+                            cols};
+    repack_to_tiles(&b->repack, b->q, f, &a);
     struct gemm_weight t[EXPERTS];
     for (int l = 0; l < LAYERS; l++) {
         for (int e = 0; e < EXPERTS; e++) {
@@ -320,6 +316,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof todo / sizeof *todo; i++)
         if (argc < 3 || strstr(argv[2], formats[todo[i]].name)) wanted |= 1u << todo[i];
     MUST(gemm_open(&b.gemm, b.d, wanted, &err));
+    MUST(repack_open(&b.repack, b.d, &err));
     MUST(event_new(&b.ev[0], b.d, true, &err));
     MUST(event_new(&b.ev[1], b.d, true, &err));
     MUST(region_new(&b.weights, b.d, (size_t)LAYERS * EXPERTS * 3 * HIDDEN * INNER * 2, &err));

@@ -1,12 +1,13 @@
 /*
- * bench_cuda_attn.c - attention of Qwen3-30B-A3B's shape (32 query, 4 KV heads, head_dim 128) on the GPU,
- * beside its floor.
+ * bench_cuda_attn.c - attention of Qwen3-30B-A3B's shape (32 query, 4 KV heads, head_dim 128) on
+ * the GPU, beside its floor.
  *
  *     build/bench/bench_cuda_attn [part of a line's name]
  *
- * Decode: K and V bytes over 4,390 GB/s (the read bandwidth measured on an H200).  Prefill: 4 * head_dim
- * operations a query head and causal pair over 670 TFLOP/s (what the chip sustains).  Each line is a graph of
- * launches over enough layers of random KV to leave the L2 cache, median of its replays, per launch.
+ * Decode: K and V bytes over 4,390 GB/s (the read bandwidth measured on an H200).  Prefill: 4 *
+ * head_dim operations a query head and causal pair over 670 TFLOP/s (what the chip sustains).  Each
+ * line is a graph of launches over enough layers of random KV to leave the L2 cache, median of its
+ * replays, per launch.
  */
 #include "backend/backend.h"
 #include "backend/cuda/kernels.h"
@@ -88,24 +89,28 @@ struct setup {
 
 static void setup_new(struct setup *s, const struct bench *b, int32_t most, int32_t most_shared)
 {
-    *s = (struct setup){.n_tokens = b->seqs * b->tokens, .table_ld = (b->context + KV_ROWS - 1) / KV_ROWS};
+    *s = (struct setup){.n_tokens = b->seqs * b->tokens,
+                        .table_ld = (b->context + KV_ROWS - 1) / KV_ROWS};
     s->blocks = mem_alloc((size_t)s->n_tokens * sizeof *s->blocks);
     s->shared = mem_alloc((size_t)s->n_tokens * sizeof *s->shared);
     for (int32_t i = 0; b->cascade && i < b->seqs; i += most_shared)
-        s->shared[s->n_shared++] = (struct attn_block){i, b->seqs - i < most_shared ? b->seqs - i : most_shared, i,
-                                                       b->shared / ATTN_CHUNK};
+        s->shared[s->n_shared++] = (struct attn_block){
+            i, b->seqs - i < most_shared ? b->seqs - i : most_shared, i, b->shared / ATTN_CHUNK};
     s->pos = mem_alloc((size_t)s->n_tokens * 4);
     s->tables = mem_alloc((size_t)(b->seqs * s->table_ld) * 4);
     int32_t own = s->table_ld - b->shared / KV_ROWS;
     s->n_pages = b->shared / KV_ROWS + b->seqs * own;
     for (int32_t i = 0; i < b->seqs; i++) {
         for (int32_t p = 0; p < s->table_ld; p++) {
-            int32_t page = p < b->shared / KV_ROWS ? p : b->shared / KV_ROWS + (p - b->shared / KV_ROWS) * b->seqs + i;
+            int32_t page = p < b->shared / KV_ROWS
+                               ? p
+                               : b->shared / KV_ROWS + (p - b->shared / KV_ROWS) * b->seqs + i;
             s->tables[i * s->table_ld + p] = page;
         }
         for (int32_t t = 0; t < b->tokens; t += most) {
             int32_t n = b->tokens - t < most ? b->tokens - t : most;
-            s->blocks[s->n_blocks++] = (struct attn_block){i * b->tokens + t, n, i, b->cascade ? b->shared / ATTN_CHUNK : 0};
+            s->blocks[s->n_blocks++] = (struct attn_block){i * b->tokens + t, n, i,
+                                                           b->cascade ? b->shared / ATTN_CHUNK : 0};
         }
         for (int32_t t = 0; t < b->tokens; t++)
             s->pos[i * b->tokens + t] = b->context - b->tokens + t;
@@ -141,41 +146,74 @@ static void report(const struct bench *b, double us)
         ops += 4.0 * HEAD_DIM * HEADS * (double)b->seqs * (double)(b->context - b->tokens + t + 1);
     bytes = 2.0 * KV_HEADS * HEAD_DIM * (b->kv == KV_BF16 ? 2.0 : 1.0) *
             ((double)b->shared + (double)b->seqs * (double)(b->context - b->shared));
-    double memory = bytes / READ_GBS * 1e-3, compute = ops / TFLOPS * 1e-6, floor_us = memory > compute ? memory : compute;
-    printf("%-34s %9.1f us   floor %8.1f  %4.0f %%   %6.0f GB/s  %5.0f TFLOP/s\n", b->name, us, floor_us,
-           100.0 * floor_us / us, bytes / us * 1e-3, ops / us * 1e-6);
+    double memory = bytes / READ_GBS * 1e-3, compute = ops / TFLOPS * 1e-6,
+           floor_us = memory > compute ? memory : compute;
+    printf("%-34s %9.1f us   floor %8.1f  %4.0f %%   %6.0f GB/s  %5.0f TFLOP/s\n", b->name, us,
+           floor_us, 100.0 * floor_us / us, bytes / us * 1e-3, ops / us * 1e-6);
     fflush(stdout);
 }
 
 static void run(struct rig *r, const struct bench *b)
 {
     struct err e = {0};
-    struct kernels_shape shape = {.hidden = 2048, .vocab = 151936, .n_heads = HEADS, .n_kv_heads = KV_HEADS,
-                                  .head_dim = HEAD_DIM, .n_experts = 128, .top_k = 8, .kv = b->kv};
+    struct kernels_shape shape = {.hidden = 2048,
+                                  .vocab = 151936,
+                                  .n_heads = HEADS,
+                                  .n_kv_heads = KV_HEADS,
+                                  .head_dim = HEAD_DIM,
+                                  .n_experts = 128,
+                                  .top_k = 8,
+                                  .kv = b->kv};
     struct kernels *k = NULL;
     struct setup s;
     must(kernels_new(&k, r->d, &shape, &e), &e);
     setup_new(&s, b, kernels_attn_tokens(k, b->kind), kernels_attn_tokens(k, ATTN_PREFILL));
     size_t layer = (size_t)s.n_pages * KV_HEADS * kv_tile_bytes(b->kv, HEAD_DIM);
-    int32_t layers = (int32_t)((400u << 20) / (2 * layer) + 1), max_chunks = (b->context + ATTN_CHUNK - 1) / ATTN_CHUNK;
+    int32_t layers = (int32_t)((400u << 20) / (2 * layer) + 1),
+            max_chunks = (b->context + ATTN_CHUNK - 1) / ATTN_CHUNK;
     layers = layers > 96 ? 96 : layers;
-    devptr_t kp = random_kv(r, b->kv, layer * (size_t)layers), vp = random_kv(r, b->kv, layer * (size_t)layers);
-    size_t rows = (size_t)s.n_tokens * HEADS * HEAD_DIM * 2, counters = (size_t)(s.n_blocks * KV_HEADS) * 4;
-    devptr_t dev[] = {random_kv(r, KV_BF16, rows), alloc(r, rows), upload(r, s.tables, (size_t)(b->seqs * s.table_ld) * 4),
-                      upload(r, s.blocks, (size_t)s.n_blocks * sizeof *s.blocks), upload(r, s.pos, (size_t)s.n_tokens * 4),
+    devptr_t kp = random_kv(r, b->kv, layer * (size_t)layers),
+             vp = random_kv(r, b->kv, layer * (size_t)layers);
+    size_t rows = (size_t)s.n_tokens * HEADS * HEAD_DIM * 2,
+           counters = (size_t)(s.n_blocks * KV_HEADS) * 4;
+    devptr_t dev[] = {random_kv(r, KV_BF16, rows),
+                      alloc(r, rows),
+                      upload(r, s.tables, (size_t)(b->seqs * s.table_ld) * 4),
+                      upload(r, s.blocks, (size_t)s.n_blocks * sizeof *s.blocks),
+                      upload(r, s.pos, (size_t)s.n_tokens * 4),
                       alloc(r, ((size_t)s.n_blocks + 1) * sizeof(struct attn_span)),
-                      alloc(r, kernels_attn_bytes(k, b->kind, max_chunks)), alloc(r, counters), kp, vp,
-                      alloc(r, rows * 2), alloc(r, (size_t)s.n_tokens * HEADS * 8),
+                      alloc(r, kernels_attn_bytes(k, b->kind, max_chunks)),
+                      alloc(r, counters),
+                      kp,
+                      vp,
+                      alloc(r, rows * 2),
+                      alloc(r, (size_t)s.n_tokens * HEADS * 8),
                       upload(r, s.shared, (size_t)s.n_shared * sizeof *s.shared),
                       alloc(r, ((size_t)s.n_shared + 1) * sizeof(struct attn_span))};
-    struct attn_plan_args p = {(const struct attn_block *)dev[3], (const int32_t *)dev[4], (struct attn_span *)dev[5],
-                               s.n_blocks, KV_HEADS, 0, 0, ATTN_CHUNK};
-    struct attn_args a = {.q = (const uint16_t *)dev[0], .out = (uint16_t *)dev[1], .tables = (const int32_t *)dev[2],
-                          .table_ld = s.table_ld, .spans = (const struct attn_span *)dev[5], .partial = (float *)dev[6],
-                          .arrived = (uint32_t *)dev[7], .state = (float *)dev[10],
-                          .state_ml = (float *)dev[11], .n_blocks = s.n_blocks, .n_kv_heads = KV_HEADS,
-                          .group = HEADS / KV_HEADS, .max_chunks = max_chunks, .first_chunk = ATTN_CHUNK,
-                          .scale = 1.0f / sqrtf((float)HEAD_DIM), .v_scale = 1.0f};
+    struct attn_plan_args p = {(const struct attn_block *)dev[3],
+                               (const int32_t *)dev[4],
+                               (struct attn_span *)dev[5],
+                               s.n_blocks,
+                               KV_HEADS,
+                               0,
+                               0,
+                               ATTN_CHUNK};
+    struct attn_args a = {.q = (const uint16_t *)dev[0],
+                          .out = (uint16_t *)dev[1],
+                          .tables = (const int32_t *)dev[2],
+                          .table_ld = s.table_ld,
+                          .spans = (const struct attn_span *)dev[5],
+                          .partial = (float *)dev[6],
+                          .arrived = (uint32_t *)dev[7],
+                          .state = (float *)dev[10],
+                          .state_ml = (float *)dev[11],
+                          .n_blocks = s.n_blocks,
+                          .n_kv_heads = KV_HEADS,
+                          .group = HEADS / KV_HEADS,
+                          .max_chunks = max_chunks,
+                          .first_chunk = ATTN_CHUNK,
+                          .scale = 1.0f / sqrtf((float)HEAD_DIM),
+                          .v_scale = 1.0f};
     struct attn_args prefix = a;
     prefix.spans = (const struct attn_span *)dev[13];
     prefix.n_blocks = s.n_shared;

@@ -6,7 +6,7 @@
 #define TEST_CUDA_MATRICES_H
 
 #include "backend/cuda/gemm.h"
-#include "backend/cuda/layout_cuda.h"
+#include "backend/cuda/repack.h"
 #include "cuda/gpu.h"
 #include <math.h>
 
@@ -68,22 +68,20 @@ static inline struct test_matrix matrix_new(format_t f, size_t rows, size_t cols
     return m;
 }
 
+/* Of a test program: repack_open(&matrix_repack, ...) before the first matrix_upload. */
+static struct repack matrix_repack;
+
 /* Tiles on the GPU, by the device's own kernel. */
 static inline void matrix_upload(struct gpu *g, struct test_matrix *m)
 {
-    struct kernel k = {0};
     const struct format_parts *p = &m->parts;
     assert_true(layout_cuda_bytes(&m->tile_bytes, p->format, p->rows, p->cols));
     m->tiles = gpu_new(g, NULL, m->tile_bytes);
     devptr_t data = gpu_new(g, m->data, m->data_bytes),
              scale = gpu_new(g, m->scale, m->scale_bytes + 4);
-    MUST(device_kernel(&k, g->d, layout_cuda_kernel(p->format, true), sizeof(struct layout_args), 0,
-                       &must_e));
     struct layout_args a = {(void *)(uintptr_t)m->tiles, (void *)(uintptr_t)data,
                             (void *)(uintptr_t)scale, (uint32_t)p->rows, (uint32_t)p->cols};
-    struct launch l = {.grid = {tile_blocks(a.cols), tile_panels(a.rows), 1},
-                       .threads = LAYOUT_THREADS};
-    queue_launch(g->q, &k, l, &a);
+    repack_to_tiles(&matrix_repack, g->q, p->format, &a);
     MUST(queue_sync(g->q, &must_e));
     gpu_free(g, data);
     if (formats[p->format].tensor) {

@@ -1,13 +1,14 @@
 /*
  * test_attn.c - paged attention on the GPU.
  *
- * Against float64 over the keys as stored, and against the CPU backend; then bits: prefill, short, decode,
- * decode alone, other cuts of the prompt, and the same sequences in other batches must agree exactly, over one to
- * five chunks.  Last, decode gets chunks that begin elsewhere: the comparison must then fail.
+ * Against float64 over the keys as stored, and against the CPU backend; then bits: prefill, short,
+ * decode, decode alone, other cuts of the prompt, and the same sequences in other batches must
+ * agree exactly, over one to five chunks.  Last, decode gets chunks that begin elsewhere: the
+ * comparison must then fail.
  */
-#include "cuda/gpu.h"
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/kernels.h"
+#include "cuda/gpu.h"
 #include "format/format.h"
 #include <math.h>
 
@@ -20,8 +21,8 @@ struct rig {
     kv_type_t kv;
     int32_t hd, heads, kv_heads, group, tokens;
     float scale, v_scale;
-    uint16_t *q;   /* [tokens][heads * hd], all positions of all sequences */
-    float *k, *v;  /* [tokens][kv_heads * hd], as stored (decoded, without the scales) */
+    uint16_t *q;  /* [tokens][heads * hd], all positions of all sequences */
+    float *k, *v; /* [tokens][kv_heads * hd], as stored (decoded, without the scales) */
     int32_t first[SEQS + 1];
     int32_t *pos, *tables;
     struct kernels *kernels;
@@ -30,8 +31,10 @@ struct rig {
 
 static size_t tile_byte(kv_type_t kv, int row, int d)
 {
-    int size = kv == KV_BF16 ? 2 : 1, piece = d % 64 * size / 16, turn = kv == KV_BF16 ? row % 8 : row / 2 % 4;
-    return (size_t)(d / 64 * KV_ROWS * 64 * size + row * 64 * size + (piece ^ turn) * 16 + d % 64 * size % 16);
+    int size = kv == KV_BF16 ? 2 : 1, piece = d % 64 * size / 16,
+        turn = kv == KV_BF16 ? row % 8 : row / 2 % 4;
+    return (size_t)(d / 64 * KV_ROWS * 64 * size + row * 64 * size + (piece ^ turn) * 16 +
+                    d % 64 * size % 16);
 }
 
 /* x rounded to the KV type, and put to its place in a tile. */
@@ -55,12 +58,16 @@ static void fill_kv(struct rig *r, uint64_t seed)
     for (int s = 0; s < SEQS; s++)
         for (int32_t p = 0; p < lengths[s]; p++)
             for (int h = 0; h < r->kv_heads; h++) {
-                size_t at = ((size_t)r->tables[s * TABLE + p / KV_ROWS] * (size_t)r->kv_heads + (size_t)h) * tile;
+                size_t at =
+                    ((size_t)r->tables[s * TABLE + p / KV_ROWS] * (size_t)r->kv_heads + (size_t)h) *
+                    tile;
                 size_t to = (size_t)(r->first[s] + p) * nkv + (size_t)(h * r->hd);
                 for (int d = 0; d < r->hd; d++) {
                     float outlier = d % 37 == 5 ? 6.0f : 1.0f;
-                    r->k[to + (size_t)d] = store_elem(r, kp + at, p % KV_ROWS, d, noise_f32(&seed) * 3.0f * outlier);
-                    r->v[to + (size_t)d] = store_elem(r, vp + at, p % KV_ROWS, d, noise_f32(&seed) * 2.0f);
+                    r->k[to + (size_t)d] =
+                        store_elem(r, kp + at, p % KV_ROWS, d, noise_f32(&seed) * 3.0f * outlier);
+                    r->v[to + (size_t)d] =
+                        store_elem(r, vp + at, p % KV_ROWS, d, noise_f32(&seed) * 2.0f);
                 }
             }
     r->dk = gpu_new(&gpu, kp, bytes);
@@ -70,7 +77,8 @@ static void fill_kv(struct rig *r, uint64_t seed)
 
 static void rig_new(struct rig *r, kv_type_t kv, int32_t hd, int32_t heads, int32_t kv_heads)
 {
-    *r = (struct rig){.kv = kv, .hd = hd, .heads = heads, .kv_heads = kv_heads, .group = heads / kv_heads};
+    *r = (struct rig){
+        .kv = kv, .hd = hd, .heads = heads, .kv_heads = kv_heads, .group = heads / kv_heads};
     r->scale = 1.0f / sqrtf((float)hd) * (kv == KV_BF16 ? 1.0f : 0.75f);
     r->v_scale = kv == KV_BF16 ? 1.0f : 1.37f;
     for (int s = 0; s < SEQS; s++)
@@ -90,12 +98,17 @@ static void rig_new(struct rig *r, kv_type_t kv, int32_t hd, int32_t heads, int3
         for (int32_t p = 0; p < lengths[s]; p++)
             r->pos[r->first[s] + p] = p;
         for (int32_t p = 0; p < lengths[s]; p += KV_ROWS, page++)
-            r->tables[s * TABLE + p / KV_ROWS] = page * 77 % PAGES; /* 77 and 320 have no common factor */
+            r->tables[s * TABLE + p / KV_ROWS] =
+                page * 77 % PAGES; /* 77 and 320 have no common factor */
     }
     assert_true(page <= PAGES);
     fill_kv(r, seed);
-    struct kernels_shape shape = {.hidden = 256, .vocab = 1000, .n_heads = heads, .n_kv_heads = kv_heads,
-                                  .head_dim = hd, .kv = kv};
+    struct kernels_shape shape = {.hidden = 256,
+                                  .vocab = 1000,
+                                  .n_heads = heads,
+                                  .n_kv_heads = kv_heads,
+                                  .head_dim = hd,
+                                  .kv = kv};
     MUST(kernels_new(&r->kernels, gpu.d, &shape, &must_e));
     r->dq = gpu_new(&gpu, r->q, n * nq * 2);
     r->dpos = gpu_new(&gpu, r->pos, n * 4);
@@ -112,12 +125,19 @@ static void rig_free(struct rig *r)
 }
 
 /* What kernels_attn_prefix leaves for the `shared` blocks. */
-static void run_prefix(struct rig *r, const struct attn_block *shared, int32_t n, struct attn_args a)
+static void run_prefix(struct rig *r, const struct attn_block *shared, int32_t n,
+                       struct attn_args a)
 {
     devptr_t dblocks = gpu_new(&gpu, shared, (size_t)n * sizeof *shared);
     devptr_t spans = gpu_new(&gpu, NULL, ((size_t)n + 1) * sizeof(struct attn_span));
-    struct attn_plan_args p = {(const struct attn_block *)dblocks, (const int32_t *)r->dpos, (struct attn_span *)spans, n,
-                               r->kv_heads, 0, 0, ATTN_CHUNK};
+    struct attn_plan_args p = {(const struct attn_block *)dblocks,
+                               (const int32_t *)r->dpos,
+                               (struct attn_span *)spans,
+                               n,
+                               r->kv_heads,
+                               0,
+                               0,
+                               ATTN_CHUNK};
     a.spans = (const struct attn_span *)spans;
     a.n_blocks = n;
     kernels_attn_prefix_plan(r->kernels, gpu.q, &p, true);
@@ -127,26 +147,47 @@ static void run_prefix(struct rig *r, const struct attn_block *shared, int32_t n
 }
 
 /* One run over blocks; out [tokens][heads * hd] keeps 0xAA where no block is. */
-static void run_shared(struct rig *r, attn_kind_t kind, const struct attn_block *blocks, int32_t n, int32_t first_chunk,
-                       const struct attn_block *shared, int32_t n_shared, uint16_t *out)
+static void run_shared(struct rig *r, attn_kind_t kind, const struct attn_block *blocks, int32_t n,
+                       int32_t first_chunk, const struct attn_block *shared, int32_t n_shared,
+                       uint16_t *out)
 {
-    size_t bytes = (size_t)r->tokens * (size_t)(r->heads * r->hd) * 2, counters = (size_t)(n * r->kv_heads) * 4;
+    size_t bytes = (size_t)r->tokens * (size_t)(r->heads * r->hd) * 2,
+           counters = (size_t)(n * r->kv_heads) * 4;
     int32_t max_chunks = (lengths[SEQS - 1] + ATTN_CHUNK - 1) / ATTN_CHUNK + 1;
     uint32_t *zeros = mem_alloc(counters), *after = mem_alloc(counters);
-    devptr_t dout = gpu_new(&gpu, NULL, bytes), dblocks = gpu_new(&gpu, blocks, (size_t)n * sizeof *blocks);
+    devptr_t dout = gpu_new(&gpu, NULL, bytes),
+             dblocks = gpu_new(&gpu, blocks, (size_t)n * sizeof *blocks);
     devptr_t spans = gpu_new(&gpu, NULL, ((size_t)n + 1) * sizeof(struct attn_span));
     devptr_t partial = gpu_new(&gpu, NULL, kernels_attn_bytes(r->kernels, kind, max_chunks));
     devptr_t arrived = gpu_new(&gpu, zeros, counters);
     devptr_t state = n_shared ? gpu_new(&gpu, NULL, bytes * 2) : 0;
-    devptr_t state_ml = n_shared ? gpu_new(&gpu, NULL, (size_t)r->tokens * (size_t)r->heads * 8) : 0;
-    struct attn_plan_args p = {(const struct attn_block *)dblocks, (const int32_t *)r->dpos, (struct attn_span *)spans, n,
-                               r->kv_heads, 0, 0, first_chunk};
-    struct attn_args a = {.q = (const uint16_t *)r->dq, .out = (uint16_t *)dout, .k = (const void *)r->dk,
-                          .v = (const void *)r->dv, .tables = (const int32_t *)r->dtables, .table_ld = TABLE,
-                          .spans = (const struct attn_span *)spans, .partial = (float *)partial,
-                          .arrived = (uint32_t *)arrived, .state = (float *)state,
-                          .state_ml = (float *)state_ml, .n_blocks = n, .n_kv_heads = r->kv_heads, .group = r->group,
-                          .max_chunks = max_chunks, .first_chunk = first_chunk, .scale = r->scale,
+    devptr_t state_ml =
+        n_shared ? gpu_new(&gpu, NULL, (size_t)r->tokens * (size_t)r->heads * 8) : 0;
+    struct attn_plan_args p = {(const struct attn_block *)dblocks,
+                               (const int32_t *)r->dpos,
+                               (struct attn_span *)spans,
+                               n,
+                               r->kv_heads,
+                               0,
+                               0,
+                               first_chunk};
+    struct attn_args a = {.q = (const uint16_t *)r->dq,
+                          .out = (uint16_t *)dout,
+                          .k = (const void *)r->dk,
+                          .v = (const void *)r->dv,
+                          .tables = (const int32_t *)r->dtables,
+                          .table_ld = TABLE,
+                          .spans = (const struct attn_span *)spans,
+                          .partial = (float *)partial,
+                          .arrived = (uint32_t *)arrived,
+                          .state = (float *)state,
+                          .state_ml = (float *)state_ml,
+                          .n_blocks = n,
+                          .n_kv_heads = r->kv_heads,
+                          .group = r->group,
+                          .max_chunks = max_chunks,
+                          .first_chunk = first_chunk,
+                          .scale = r->scale,
                           .v_scale = r->v_scale};
     if (n_shared) run_prefix(r, shared, n_shared, a);
     kernels_attn_plan(r->kernels, gpu.q, kind, &p, true);
@@ -160,8 +201,8 @@ static void run_shared(struct rig *r, attn_kind_t kind, const struct attn_block 
     mem_free(zeros), mem_free(after);
 }
 
-static void run(struct rig *r, attn_kind_t kind, const struct attn_block *blocks, int32_t n, int32_t first_chunk,
-                uint16_t *out)
+static void run(struct rig *r, attn_kind_t kind, const struct attn_block *blocks, int32_t n,
+                int32_t first_chunk, uint16_t *out)
 {
     run_shared(r, kind, blocks, n, first_chunk, NULL, 0, out);
 }
@@ -198,8 +239,8 @@ static const uint16_t *row(const struct rig *r, const uint16_t *out, int32_t tok
 }
 
 /* Elements that differ in the rows of the blocks. */
-static size_t differences(const struct rig *r, const struct attn_block *blocks, int32_t n, const uint16_t *a,
-                          const uint16_t *b)
+static size_t differences(const struct rig *r, const struct attn_block *blocks, int32_t n,
+                          const uint16_t *a, const uint16_t *b)
 {
     size_t count = 0;
     for (int32_t i = 0; i < n; i++)
@@ -238,7 +279,8 @@ static void exact_row(const struct rig *r, int32_t token, int seq, int head, dou
 static void cpu_row(const struct rig *r, int32_t token, int seq, int head, float *out)
 {
     int32_t n = r->pos[token] + 1, first = r->first[seq], n_pages = (n + KV_ROWS - 1) / KV_ROWS;
-    size_t nkv = (size_t)(r->kv_heads * r->hd), off = (size_t)(head / r->group * r->hd), tile = (size_t)(KV_ROWS * r->hd);
+    size_t nkv = (size_t)(r->kv_heads * r->hd), off = (size_t)(head / r->group * r->hd),
+           tile = (size_t)(KV_ROWS * r->hd);
     uint16_t *k = mem_alloc((size_t)n_pages * tile * 2), *v = mem_alloc((size_t)n_pages * tile * 2);
     int32_t *pages = mem_alloc((size_t)n_pages * 4);
     float *q = mem_alloc((size_t)r->hd * 4);
@@ -246,14 +288,27 @@ static void cpu_row(const struct rig *r, int32_t token, int seq, int head, float
         pages[p] = p;
     for (int32_t p = 0; p < n; p++)
         for (int d = 0; d < r->hd; d++) {
-            size_t from = (size_t)(first + p) * nkv + off + (size_t)d, page = (size_t)(p / KV_ROWS) * tile;
-            k[page + (size_t)((d / 2 * KV_ROWS + p % KV_ROWS) * 2 + d % 2)] = f32_to_bf16(r->k[from]);
+            size_t from = (size_t)(first + p) * nkv + off + (size_t)d,
+                   page = (size_t)(p / KV_ROWS) * tile;
+            k[page + (size_t)((d / 2 * KV_ROWS + p % KV_ROWS) * 2 + d % 2)] =
+                f32_to_bf16(r->k[from]);
             v[page + (size_t)(p % KV_ROWS * r->hd + d)] = f32_to_bf16(r->v[from]);
         }
     for (int d = 0; d < r->hd; d++)
         q[d] = bf16_to_f32(row(r, r->q, token)[head * r->hd + d]);
-    struct attn a = {.q = q, .out = out, .n_heads = 1, .head_dim = r->hd, .k = (const uint8_t *)k,
-                     .v = (const uint8_t *)v, .page_stride = tile * 2, .k_scale = 1.0f, .v_scale = 1.0f, .pages = pages, .n_keys = n, .first_chunk = KV_CHUNK, .scale = r->scale};
+    struct attn a = {.q = q,
+                     .out = out,
+                     .n_heads = 1,
+                     .head_dim = r->hd,
+                     .k = (const uint8_t *)k,
+                     .v = (const uint8_t *)v,
+                     .page_stride = tile * 2,
+                     .k_scale = 1.0f,
+                     .v_scale = 1.0f,
+                     .pages = pages,
+                     .n_keys = n,
+                     .first_chunk = KV_CHUNK,
+                     .scale = r->scale};
     cpu_ops_best()->attention(&a);
     mem_free(k), mem_free(v), mem_free(pages), mem_free(q);
 }
@@ -264,7 +319,7 @@ static void check_values(const struct rig *r, const uint16_t *out)
     size_t n = 0, same = 0;
     for (int s = 0; s < SEQS; s++)
         for (int32_t p = lengths[s] - 1; p >= 0; p -= 97)
-            for (int h = 0; h < r->heads; h += r->heads > 4 ? 5 : 1) {
+            for (int h = 0; h<r->heads; h += r->heads> 4 ? 5 : 1) {
                 int32_t token = r->first[s] + p;
                 double want[256];
                 float cpu[256];
@@ -281,15 +336,18 @@ static void check_values(const struct rig *r, const uint16_t *out)
                 }
             }
     printf("  against float64: %.5f", sqrt(err / norm));
-    if (n) printf("; against the CPU: %.5f, %.2f %% of bits", sqrt(cpu_err / norm), 100.0 * (double)same / (double)n);
+    if (n)
+        printf("; against the CPU: %.5f, %.2f %% of bits", sqrt(cpu_err / norm),
+               100.0 * (double)same / (double)n);
     printf("\n");
     assert_true(sqrt(err / norm) < 0.004);
     assert_true(sqrt(cpu_err / norm) < 0.002);
 }
 
-/* Decode of tokens that share whole chunks: those are read once for many tokens, then each goes on alone; with a few
- * tokens their pairs are cut too. */
-static void check_shared(struct rig *r, const uint16_t *prefill, uint16_t *other, struct attn_block *blocks)
+/* Decode of tokens that share whole chunks: those are read once for many tokens, then each goes
+ * on alone; with a few tokens their pairs are cut too. */
+static void check_shared(struct rig *r, const uint16_t *prefill, uint16_t *other,
+                         struct attn_block *blocks)
 {
     if (!kernels_attn_shares(r->kernels)) return;
     int32_t most = kernels_attn_tokens(r->kernels, ATTN_PREFILL), last = SEQS - 1;
@@ -298,9 +356,11 @@ static void check_shared(struct rig *r, const uint16_t *prefill, uint16_t *other
         struct attn_block shared[200];
         int32_t n_shared = 0, prefix = begins[c] / ATTN_CHUNK, token = r->first[last] + begins[c];
         for (int32_t i = 0; i < counts[c]; i++)
-            blocks[i] = (struct attn_block){token + i, 1, last, i % 5 == 4 ? 0 : prefix}; /* some do without */
+            blocks[i] = (struct attn_block){token + i, 1, last,
+                                            i % 5 == 4 ? 0 : prefix}; /* some do without */
         for (int32_t i = 0; i < counts[c]; i += most)
-            shared[n_shared++] = (struct attn_block){token + i, counts[c] - i < most ? counts[c] - i : most, last, prefix};
+            shared[n_shared++] = (struct attn_block){
+                token + i, counts[c] - i < most ? counts[c] - i : most, last, prefix};
         run_shared(r, ATTN_DECODE, blocks, counts[c], ATTN_CHUNK, shared, n_shared, other);
         assert_int_equal(differences(r, blocks, counts[c], prefill, other), 0);
     }
@@ -314,8 +374,8 @@ static void check(kv_type_t kv, int32_t hd, int32_t heads, int32_t kv_heads)
     uint16_t *prefill = mem_alloc(words * 2), *other = mem_alloc(words * 2);
     struct attn_block *blocks = mem_alloc((size_t)r.tokens * 2 * sizeof *blocks);
     int32_t most = kernels_attn_tokens(r.kernels, ATTN_PREFILL), n = cut(&r, most, false, blocks);
-    printf("head_dim %d, %d heads, %d KV heads, %s: %d tokens a prefill block\n", hd, heads, kv_heads,
-           kv == KV_BF16 ? "bf16" : "e4m3", most);
+    printf("head_dim %d, %d heads, %d KV heads, %s: %d tokens a prefill block\n", hd, heads,
+           kv_heads, kv == KV_BF16 ? "bf16" : "e4m3", most);
     run(&r, ATTN_PREFILL, blocks, n, ATTN_CHUNK, prefill);
     check_values(&r, prefill);
     n = cut(&r, most, true, blocks);
@@ -348,6 +408,32 @@ static void check(kv_type_t kv, int32_t hd, int32_t heads, int32_t kv_heads)
     rig_free(&r);
 }
 
+/* A NaN in one key reaches every query that sees it, and no other. */
+static void nan_key(void **state)
+{
+    (void)state;
+    enum { SEQ = 9, AT = 290 };
+    struct rig r;
+    rig_new(&r, KV_BF16, 128, 8, 1);
+    size_t words = (size_t)r.tokens * (size_t)(r.heads * r.hd);
+    uint16_t *out = mem_alloc(words * 2), nan = 0x7fc0;
+    size_t tile = kv_tile_bytes(r.kv, r.hd);
+    devptr_t page = r.dk + (size_t)r.tables[SEQ * TABLE + AT / KV_ROWS] * tile;
+    queue_copy(gpu.q, page + tile_byte(r.kv, AT % KV_ROWS, 77), host_addr(&nan), 2);
+    struct attn_block *blocks = mem_alloc((size_t)r.tokens * sizeof *blocks);
+    for (int kind = 0; kind < ATTN_KINDS; kind++) {
+        int32_t n = cut(&r, kernels_attn_tokens(r.kernels, (attn_kind_t)kind), false, blocks);
+        run(&r, (attn_kind_t)kind, blocks, n, ATTN_CHUNK, out);
+        for (int32_t t = 0; t < r.tokens; t++) {
+            bool sees = t >= r.first[SEQ] + AT && t < r.first[SEQ + 1];
+            for (int32_t j = 0; j < r.heads * r.hd; j++)
+                assert_int_equal(isnan(bf16_to_f32(row(&r, out, t)[j])) != 0, sees);
+        }
+    }
+    mem_free(out), mem_free(blocks);
+    rig_free(&r);
+}
+
 static void qwen3(void **state)
 {
     (void)state;
@@ -377,8 +463,9 @@ static void shapes(void **state)
 int main(void)
 {
     if (!gpu_open(&gpu)) return 0;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(qwen3), cmocka_unit_test(qwen3_fp8), cmocka_unit_test(tiny),
-                                       cmocka_unit_test(shapes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(qwen3), cmocka_unit_test(qwen3_fp8),
+                                       cmocka_unit_test(tiny), cmocka_unit_test(shapes),
+                                       cmocka_unit_test(nan_key)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     gpu_close(&gpu);
     return rc;

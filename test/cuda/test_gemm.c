@@ -317,7 +317,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest few[] = {cmocka_unit_test(adversarial)};
     if (!gpu_open(&gpu)) return 0;
     struct err e = {0};
-    if (gemm_open(&gemm, gpu.d, (1u << FORMAT_COUNT) - 1, &e) != OK) {
+    if (repack_open(&matrix_repack, gpu.d, &e) != OK ||
+        gemm_open(&gemm, gpu.d, (1u << FORMAT_COUNT) - 1, &e) != OK) {
         printf("%s\n", e.msg);
         return 1;
     }

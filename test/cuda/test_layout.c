@@ -13,17 +13,12 @@ static void random_bytes(uint8_t *p, size_t n, uint64_t *seed)
 static void unpack_on_device(const struct test_matrix *m, uint8_t *data, uint8_t *scale)
 {
     const struct format_parts *p = &m->parts;
-    struct kernel k = {0};
     devptr_t dd = gpu_new(&gpu, NULL, m->data_bytes),
              ds = gpu_new(&gpu, m->scale, m->scale_bytes + 4);
     if (tile_shape(p->format).group) queue_fill(gpu.q, ds, 0x55, m->scale_bytes);
-    MUST(device_kernel(&k, gpu.d, layout_cuda_kernel(p->format, false), sizeof(struct layout_args),
-                       0, &must_e));
     struct layout_args a = {(void *)(uintptr_t)m->tiles, (void *)(uintptr_t)dd,
                             (void *)(uintptr_t)ds, (uint32_t)p->rows, (uint32_t)p->cols};
-    struct launch l = {.grid = {tile_blocks(a.cols), tile_panels(a.rows), 1},
-                       .threads = LAYOUT_THREADS};
-    queue_launch(gpu.q, &k, l, &a);
+    repack_from_tiles(&matrix_repack, gpu.q, p->format, &a);
     gpu_read(&gpu, data, dd, m->data_bytes);
     gpu_read(&gpu, scale, ds, m->scale_bytes);
     gpu_free(&gpu, dd);
@@ -94,7 +89,9 @@ static void sizes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(sizes), cmocka_unit_test(round_trips)};
+    struct err e = {0};
     if (!gpu_open(&gpu)) return 0;
+    if (repack_open(&matrix_repack, gpu.d, &e) != OK) return printf("%s\n", e.msg), 1;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     gpu_close(&gpu);
     return failed;

@@ -1,10 +1,10 @@
 /*
- * test_route.c - routing on the GPU gives the ids, weight bits and plan of model/moe.c, whose rules are
- * written out again here over the CPU's exp_sum; and plans for ids that no router gave.
+ * test_route.c - routing on the GPU gives the ids, weight bits and plan of model/moe.c, whose rules
+ * are written out again here over the CPU's exp_sum; and plans for ids that no router gave.
  */
-#include "cuda/gpu.h"
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/kernels.h"
+#include "cuda/gpu.h"
 #include <math.h>
 
 static struct gpu gpu;
@@ -67,17 +67,36 @@ static void check(struct routing *r, const char *what)
     size_t n = (size_t)(r->tokens * r->top_k), rows;
     uint32_t zero = 0, *packed = mem_alloc(n * 4);
     int32_t *got = mem_alloc(n * 4), *offsets = mem_alloc((size_t)(r->n_local + 1) * 4);
-    struct kernels_shape s = {.hidden = 256, .vocab = 1000, .n_heads = 8, .n_kv_heads = 2, .head_dim = 128,
-                              .n_experts = r->experts, .top_k = r->top_k};
+    struct kernels_shape s = {.hidden = 256,
+                              .vocab = 1000,
+                              .n_heads = 8,
+                              .n_kv_heads = 2,
+                              .head_dim = 128,
+                              .n_experts = r->experts,
+                              .top_k = r->top_k};
     struct kernels *k = NULL;
     MUST(kernels_new(&k, gpu.d, &s, &must_e));
-    devptr_t dev[] = {r->logits ? gpu_new(&gpu, r->logits, (size_t)(r->tokens * r->experts) * 4) : 0,
-                      gpu_new(&gpu, r->seq, (size_t)r->tokens * 4), gpu_new(&gpu, r->logits ? NULL : r->packed, n * 4),
-                      gpu_new(&gpu, NULL, (size_t)(r->n_local + 1) * 4), gpu_new(&gpu, NULL, n * 4),
-                      gpu_new(&gpu, NULL, n * 4), gpu_new(&gpu, &zero, 4)};
-    struct route_args a = {(const float *)dev[0], (const int32_t *)dev[1], (uint32_t *)dev[2], (int32_t *)dev[3],
-                           (int32_t *)dev[4], (int32_t *)dev[5], (uint32_t *)dev[6], r->tokens, r->experts, r->top_k,
-                           r->first, r->n_local, r->normalise};
+    devptr_t dev[] = {r->logits ? gpu_new(&gpu, r->logits, (size_t)(r->tokens * r->experts) * 4)
+                                : 0,
+                      gpu_new(&gpu, r->seq, (size_t)r->tokens * 4),
+                      gpu_new(&gpu, r->logits ? NULL : r->packed, n * 4),
+                      gpu_new(&gpu, NULL, (size_t)(r->n_local + 1) * 4),
+                      gpu_new(&gpu, NULL, n * 4),
+                      gpu_new(&gpu, NULL, n * 4),
+                      gpu_new(&gpu, &zero, 4)};
+    struct route_args a = {(const float *)dev[0],
+                           (const int32_t *)dev[1],
+                           (uint32_t *)dev[2],
+                           (int32_t *)dev[3],
+                           (int32_t *)dev[4],
+                           (int32_t *)dev[5],
+                           (uint32_t *)dev[6],
+                           r->tokens,
+                           r->experts,
+                           r->top_k,
+                           r->first,
+                           r->n_local,
+                           r->normalise};
     if (r->logits)
         for (int32_t t = 0; t < r->tokens; t++)
             cpu_route(r, t);
@@ -86,7 +105,8 @@ static void check(struct routing *r, const char *what)
         kernels_route(k, gpu.q, &a, true);
     gpu_read(&gpu, packed, dev[2], n * 4);
     for (size_t i = 0; i < n; i++)
-        if (packed[i] != r->packed[i] && !(is_nan(packed[i]) && is_nan(r->packed[i]) && packed[i] >> 16 == r->packed[i] >> 16))
+        if (packed[i] != r->packed[i] &&
+            !(is_nan(packed[i]) && is_nan(r->packed[i]) && packed[i] >> 16 == r->packed[i] >> 16))
             fail_msg("%s: entry %zu is %08x, must be %08x", what, i, packed[i], r->packed[i]);
     gpu_read(&gpu, offsets, dev[3], (size_t)(r->n_local + 1) * 4);
     assert_memory_equal(offsets, r->offsets, (size_t)(r->n_local + 1) * 4);
@@ -118,7 +138,8 @@ static void routing_free(struct routing *r)
         mem_free(all[i]);
 }
 
-/* Random, with ties (steps of 1/4), all equal, falls of hundreds, infinities, NaN first and elsewhere. */
+/* Random, with ties (steps of 1/4), all equal, falls of hundreds, infinities, NaN first and
+ * elsewhere. */
 static void fill_logits(struct routing *r, uint64_t seed)
 {
     r->logits = mem_alloc((size_t)(r->tokens * r->experts) * 4);
@@ -144,11 +165,16 @@ static void fill_logits(struct routing *r, uint64_t seed)
 static void routed_by_logits(void **state)
 {
     (void)state;
-    static const int32_t tokens[] = {1, 2, 33, 300, 1209}, shapes[][2] = {{128, 8}, {16, 4}, {1, 1}, {100, 7}, {200, 8}, {512, 10}, {128, 64}};
+    static const int32_t tokens[] = {1, 2, 33, 300, 1209},
+                         shapes[][2] = {{128, 8}, {16, 4},   {1, 1},   {100, 7},
+                                        {200, 8}, {512, 10}, {128, 64}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (size_t j = 0; j < sizeof tokens / sizeof tokens[0]; j++) {
-            struct routing r = {.tokens = tokens[j], .experts = shapes[i][0], .top_k = shapes[i][1],
-                                .n_local = shapes[i][0], .normalise = (int)(i + j) % 3 != 0};
+            struct routing r = {.tokens = tokens[j],
+                                .experts = shapes[i][0],
+                                .top_k = shapes[i][1],
+                                .n_local = shapes[i][0],
+                                .normalise = (int)(i + j) % 3 != 0};
             char what[80];
             if (tokens[j] == 33 && r.experts > 16) { /* a slice */
                 r.first = r.experts / 4;
@@ -168,11 +194,15 @@ static void routed_by_ids(void **state)
     static const int32_t tokens[] = {1, 5, 129, 16384};
     for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++)
         for (int kind = 0; kind < 3; kind++) {
-            struct routing r = {.tokens = tokens[i], .experts = 128, .top_k = 8, .first = kind ? 32 : 0,
+            struct routing r = {.tokens = tokens[i],
+                                .experts = 128,
+                                .top_k = 8,
+                                .first = kind ? 32 : 0,
                                 .n_local = kind ? 64 : 128};
             uint64_t seed = i;
             routing_new(&r);
-            for (int32_t j = 0; j < r.tokens * r.top_k; j++) { /* negative, repeated, elsewhere; or all to one */
+            for (int32_t j = 0; j < r.tokens * r.top_k;
+                 j++) { /* negative, repeated, elsewhere; or all to one */
                 int32_t id = kind == 2 ? 40 : (int32_t)(noise_u32(&seed) % 150) - 10;
                 r.packed[j] = (uint32_t)id << 16 | (noise_u32(&seed) & 0x3fff);
             }
@@ -184,7 +214,8 @@ static void routed_by_ids(void **state)
 int main(void)
 {
     if (!gpu_open(&gpu)) return 0;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(routed_by_logits), cmocka_unit_test(routed_by_ids)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(routed_by_logits),
+                                       cmocka_unit_test(routed_by_ids)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     gpu_close(&gpu);
     return rc;

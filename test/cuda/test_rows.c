@@ -1,10 +1,10 @@
 /*
- * test_rows.c - residual and norm, rope and KV write, SwiGLU on the GPU: the CPU's bits, at odd shapes,
- * and the same bits for a row alone.
+ * test_rows.c - residual and norm, rope and KV write, SwiGLU on the GPU: the CPU's bits, at odd
+ * shapes, and the same bits for a row alone.
  */
-#include "cuda/gpu.h"
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/kernels.h"
+#include "cuda/gpu.h"
 #include "format/format.h"
 #include <math.h>
 
@@ -12,10 +12,17 @@ static struct gpu gpu;
 
 enum { EXPERTS = 16, TOP_K = 8, VOCAB = 1000 };
 
-static struct kernels *kernels_of(int32_t hidden, int32_t head_dim, int32_t heads, int32_t kv_heads, kv_type_t kv)
+static struct kernels *kernels_of(int32_t hidden, int32_t head_dim, int32_t heads, int32_t kv_heads,
+                                  kv_type_t kv)
 {
-    struct kernels_shape s = {.hidden = hidden, .vocab = VOCAB, .n_heads = heads, .n_kv_heads = kv_heads,
-                              .head_dim = head_dim, .n_experts = EXPERTS, .top_k = TOP_K, .kv = kv};
+    struct kernels_shape s = {.hidden = hidden,
+                              .vocab = VOCAB,
+                              .n_heads = heads,
+                              .n_kv_heads = kv_heads,
+                              .head_dim = head_dim,
+                              .n_experts = EXPERTS,
+                              .top_k = TOP_K,
+                              .kv = kv};
     struct kernels *k = NULL;
     MUST(kernels_new(&k, gpu.d, &s, &must_e));
     return k;
@@ -41,7 +48,8 @@ static void same_bytes(const void *a, const void *b, size_t n, const char *what)
 {
     const unsigned char *x = a, *y = b;
     for (size_t i = 0; i < n; i++)
-        if (x[i] != y[i]) fail_msg("%s: byte %zu of %zu is %02x, must be %02x", what, i, n, x[i], y[i]);
+        if (x[i] != y[i])
+            fail_msg("%s: byte %zu of %zu is %02x, must be %02x", what, i, n, x[i], y[i]);
 }
 
 struct residual {
@@ -53,7 +61,8 @@ struct residual {
 };
 
 /* What the CPU makes of row i: x in place, the rounded norm in out. */
-static void cpu_row(const struct residual *r, norm_source_t source, int32_t i, float *x, uint16_t *out)
+static void cpu_row(const struct residual *r, norm_source_t source, int32_t i, float *x,
+                    uint16_t *out)
 {
     const struct backend_ops *ops = cpu_ops_best();
     size_t n = (size_t)r->n, at = (size_t)i * n;
@@ -63,7 +72,9 @@ static void cpu_row(const struct residual *r, norm_source_t source, int32_t i, f
     memcpy(x, r->x + at, n * sizeof *x);
     if (source == NORM_EMBED)
         for (size_t j = 0; j < n; j++)
-            x[j] = r->ids[i] < 0 || r->ids[i] >= VOCAB ? 0.0f : bf16_to_f32(r->embed[(size_t)r->ids[i] * n + j]);
+            x[j] = r->ids[i] < 0 || r->ids[i] >= VOCAB
+                       ? 0.0f
+                       : bf16_to_f32(r->embed[(size_t)r->ids[i] * n + j]);
     if (source == NORM_ADD)
         for (size_t j = 0; j < n; j++)
             x[j] += r->y[at + j];
@@ -101,7 +112,9 @@ static void residual_new(struct residual *r, int32_t rows, int32_t n)
     for (int32_t i = 0; i < rows; i++)
         r->ids[i] = i == 1 ? -1 : i == 2 ? VOCAB : (int32_t)(noise_u32(&seed) % VOCAB);
     for (int32_t i = 0; i < rows * TOP_K; i++) {
-        r->row_of[i] = noise_u32(&seed) % 5 == 0 || i / TOP_K == 1 ? -1 : (int32_t)(noise_u32(&seed) % (uint32_t)(rows * TOP_K));
+        r->row_of[i] = noise_u32(&seed) % 5 == 0 || i / TOP_K == 1
+                           ? -1
+                           : (int32_t)(noise_u32(&seed) % (uint32_t)(rows * TOP_K));
         r->packed[i] = noise_u32(&seed) << 16 | f32_to_bf16(noise_f32(&seed));
     }
 }
@@ -116,15 +129,25 @@ static void residual_free(struct residual *r)
 static void check_residual(const struct kernels *k, const struct residual *r, norm_source_t source)
 {
     size_t n = (size_t)r->n, all = (size_t)r->rows * n;
-    devptr_t x = gpu_new(&gpu, r->x, all * 4), y = gpu_new(&gpu, r->y, all * 4), out = gpu_new(&gpu, NULL, all * 2);
-    devptr_t embed = gpu_new(&gpu, r->embed, VOCAB * n * 2), expert = gpu_new(&gpu, r->expert, all * TOP_K * 2);
+    devptr_t x = gpu_new(&gpu, r->x, all * 4), y = gpu_new(&gpu, r->y, all * 4),
+             out = gpu_new(&gpu, NULL, all * 2);
+    devptr_t embed = gpu_new(&gpu, r->embed, VOCAB * n * 2),
+             expert = gpu_new(&gpu, r->expert, all * TOP_K * 2);
     devptr_t w = gpu_new(&gpu, r->w, n * 2), ids = gpu_new(&gpu, r->ids, (size_t)r->rows * 4);
     devptr_t row_of = gpu_new(&gpu, r->row_of, (size_t)r->rows * TOP_K * 4);
     devptr_t packed = gpu_new(&gpu, r->packed, (size_t)r->rows * TOP_K * 4);
-    struct norm_args a = {.x = (float *)x, .y = (const float *)y, .ids = (const int32_t *)ids,
-                          .embed = (const uint16_t *)embed, .expert = (const uint16_t *)expert,
-                          .row_of = (const int32_t *)row_of, .packed = (const uint32_t *)packed,
-                          .w = (const uint16_t *)w, .out = (uint16_t *)out, .n = r->n, .vocab = VOCAB, .top_k = TOP_K,
+    struct norm_args a = {.x = (float *)x,
+                          .y = (const float *)y,
+                          .ids = (const int32_t *)ids,
+                          .embed = (const uint16_t *)embed,
+                          .expert = (const uint16_t *)expert,
+                          .row_of = (const int32_t *)row_of,
+                          .packed = (const uint32_t *)packed,
+                          .w = (const uint16_t *)w,
+                          .out = (uint16_t *)out,
+                          .n = r->n,
+                          .vocab = VOCAB,
+                          .top_k = TOP_K,
                           .eps = 1e-6f};
     float *want_x = mem_alloc(all * 4), *got_x = mem_alloc(all * 4);
     uint16_t *want = mem_alloc(all * 2), *got = mem_alloc(all * 2);
@@ -179,8 +202,10 @@ static void cpu_rotate(float *x, const uint16_t *norm, const float *cs, const fl
 /* kernels.h: the byte of element d of row `row` in a tile. */
 static size_t tile_byte(kv_type_t kv, int row, int d)
 {
-    int size = kv == KV_BF16 ? 2 : 1, piece = d % 64 * size / 16, turn = kv == KV_BF16 ? row % 8 : row / 2 % 4;
-    return (size_t)(d / 64 * KV_ROWS * 64 * size + row * 64 * size + (piece ^ turn) * 16 + d % 64 * size % 16);
+    int size = kv == KV_BF16 ? 2 : 1, piece = d % 64 * size / 16,
+        turn = kv == KV_BF16 ? row % 8 : row / 2 % 4;
+    return (size_t)(d / 64 * KV_ROWS * 64 * size + row * 64 * size + (piece ^ turn) * 16 +
+                    d % 64 * size % 16);
 }
 
 enum { TOKENS = 41, SEQS = 3, TABLE = 5, PAGES = 16, POSITIONS = 80 };
@@ -190,9 +215,11 @@ struct rope_case {
     int32_t hd, heads, kv_heads;
 };
 
-static void put_kv(uint8_t *pages, const struct rope_case *c, int32_t page, int head, int row, const float *x, float scale)
+static void put_kv(uint8_t *pages, const struct rope_case *c, int32_t page, int head, int row,
+                   const float *x, float scale)
 {
-    uint8_t *tile = pages + ((size_t)page * (size_t)c->kv_heads + (size_t)head) * kv_tile_bytes(c->kv, c->hd);
+    uint8_t *tile =
+        pages + ((size_t)page * (size_t)c->kv_heads + (size_t)head) * kv_tile_bytes(c->kv, c->hd);
     for (int d = 0; d < c->hd; d++) {
         uint16_t h = f32_to_bf16(x[d]);
         if (c->kv == KV_BF16)
@@ -208,7 +235,8 @@ static void check_rope(const struct rope_case *c)
     size_t hd = (size_t)c->hd, ld = (size_t)units * hd + 16, nq = (size_t)c->heads * hd;
     size_t kv_bytes = (size_t)PAGES * (size_t)c->kv_heads * kv_tile_bytes(c->kv, c->hd);
     float k_scale = c->kv == KV_BF16 ? 1.0f : 0.037f, v_scale = c->kv == KV_BF16 ? 1.0f : 0.011f;
-    float *qkv = noise_floats(TOKENS * ld, 3.0f, 11), *cs = noise_floats(POSITIONS * hd / 2, 1.0f, 12);
+    float *qkv = noise_floats(TOKENS * ld, 3.0f, 11),
+          *cs = noise_floats(POSITIONS * hd / 2, 1.0f, 12);
     float *sn = noise_floats(POSITIONS * hd / 2, 1.0f, 13);
     uint16_t *qn = noise_bf16(hd, 2.0f, 14), *kn = noise_bf16(hd, 2.0f, 15);
     int32_t pos[TOKENS], seq[TOKENS], tables[SEQS * TABLE];
@@ -238,15 +266,35 @@ static void check_rope(const struct rope_case *c)
         }
     }
     struct kernels *k = kernels_of(256, c->hd, c->heads, c->kv_heads, c->kv);
-    devptr_t dev[] = {gpu_new(&gpu, qkv, TOKENS * ld * 4), gpu_new(&gpu, cs, POSITIONS * hd * 2),
-                      gpu_new(&gpu, sn, POSITIONS * hd * 2), gpu_new(&gpu, qn, hd * 2), gpu_new(&gpu, kn, hd * 2),
-                      gpu_new(&gpu, pos, sizeof pos), gpu_new(&gpu, seq, sizeof seq),
-                      gpu_new(&gpu, tables, sizeof tables), gpu_new(&gpu, NULL, TOKENS * nq * 2),
-                      gpu_new(&gpu, NULL, kv_bytes), gpu_new(&gpu, NULL, kv_bytes)};
-    struct rope_args a = {(const float *)dev[0], (int64_t)ld, (const uint16_t *)dev[3], (const uint16_t *)dev[4],
-                          (const float *)dev[1], (const float *)dev[2], (const int32_t *)dev[5],
-                          (const int32_t *)dev[6], (const int32_t *)dev[7], TABLE, (uint16_t *)dev[8], (void *)dev[9],
-                          (void *)dev[10], c->heads, c->kv_heads, 1e-6f, k_scale, v_scale};
+    devptr_t dev[] = {gpu_new(&gpu, qkv, TOKENS * ld * 4),
+                      gpu_new(&gpu, cs, POSITIONS * hd * 2),
+                      gpu_new(&gpu, sn, POSITIONS * hd * 2),
+                      gpu_new(&gpu, qn, hd * 2),
+                      gpu_new(&gpu, kn, hd * 2),
+                      gpu_new(&gpu, pos, sizeof pos),
+                      gpu_new(&gpu, seq, sizeof seq),
+                      gpu_new(&gpu, tables, sizeof tables),
+                      gpu_new(&gpu, NULL, TOKENS * nq * 2),
+                      gpu_new(&gpu, NULL, kv_bytes),
+                      gpu_new(&gpu, NULL, kv_bytes)};
+    struct rope_args a = {(const float *)dev[0],
+                          (int64_t)ld,
+                          (const uint16_t *)dev[3],
+                          (const uint16_t *)dev[4],
+                          (const float *)dev[1],
+                          (const float *)dev[2],
+                          (const int32_t *)dev[5],
+                          (const int32_t *)dev[6],
+                          (const int32_t *)dev[7],
+                          TABLE,
+                          (uint16_t *)dev[8],
+                          (void *)dev[9],
+                          (void *)dev[10],
+                          c->heads,
+                          c->kv_heads,
+                          1e-6f,
+                          k_scale,
+                          v_scale};
     kernels_rope(k, gpu.q, &a, TOKENS, true);
     gpu_read(&gpu, got_q, dev[8], TOKENS * nq * 2);
     same_bytes(got_q, q, TOKENS * nq * 2, "q");
@@ -256,7 +304,8 @@ static void check_rope(const struct rope_case *c)
     same_bytes(got, vp, kv_bytes, "v pages");
     for (size_t i = 0; i < sizeof dev / sizeof dev[0]; i++)
         gpu_free(&gpu, dev[i]);
-    mem_free(qkv), mem_free(cs), mem_free(sn), mem_free(qn), mem_free(kn), mem_free(q), mem_free(got_q);
+    mem_free(qkv), mem_free(cs), mem_free(sn), mem_free(qn), mem_free(kn), mem_free(q),
+        mem_free(got_q);
     mem_free(kp), mem_free(vp), mem_free(got);
     kernels_free(k);
 }
@@ -281,9 +330,14 @@ static void swiglus(void **state)
     int32_t n_rows = ROWS - 2;
     x[3] = -200.0f, x[4] = 200.0f, x[5] = -88.5f, x[6] = 0.0f, x[7] = -0.0f;
     struct kernels *k = kernels_of(256, 128, 8, 2, KV_BF16);
-    devptr_t in = gpu_new(&gpu, x, ROWS * LD * 4), out = gpu_new(&gpu, NULL, ROWS * N * 2), nr = gpu_new(&gpu, &n_rows, 4);
-    struct swiglu_args a = {.gate = (const float *)in, .up = (const float *)in + N, .ld = LD, .out = (uint16_t *)out,
-                            .n_rows = (const int32_t *)nr, .n = N};
+    devptr_t in = gpu_new(&gpu, x, ROWS * LD * 4), out = gpu_new(&gpu, NULL, ROWS * N * 2),
+             nr = gpu_new(&gpu, &n_rows, 4);
+    struct swiglu_args a = {.gate = (const float *)in,
+                            .up = (const float *)in + N,
+                            .ld = LD,
+                            .out = (uint16_t *)out,
+                            .n_rows = (const int32_t *)nr,
+                            .n = N};
     kernels_swiglu(k, gpu.q, &a, ROWS, true);
     gpu_read(&gpu, got, out, ROWS * N * 2);
     for (int i = 0; i < n_rows; i++) {
@@ -303,13 +357,18 @@ static void swiglus(void **state)
 static void refusals(void **state)
 {
     (void)state;
-    struct kernels_shape good = {.hidden = 256, .vocab = 100, .n_heads = 8, .n_kv_heads = 2, .head_dim = 128}, s;
+    struct kernels_shape good = {.hidden = 256,
+                                 .vocab = 100,
+                                 .n_heads = 8,
+                                 .n_kv_heads = 2,
+                                 .head_dim = 128},
+                         s;
     struct kernels *k = NULL;
     struct err e = {0};
-#define REFUSED(field, value, text)                                                                \
-    s = good;                                                                                      \
-    s.field = value;                                                                               \
-    assert_int_equal(kernels_new(&k, gpu.d, &s, &e), ERR_UNSUPPORTED);                             \
+#define REFUSED(field, value, text)                                    \
+    s = good;                                                          \
+    s.field = value;                                                   \
+    assert_int_equal(kernels_new(&k, gpu.d, &s, &e), ERR_UNSUPPORTED); \
     assert_non_null(strstr(e.msg, text))
     REFUSED(hidden, 12, "hidden_size: 12");
     REFUSED(hidden, 16384, "hidden_size: 16384");
@@ -324,8 +383,8 @@ static void refusals(void **state)
 int main(void)
 {
     if (!gpu_open(&gpu)) return 0;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(norms), cmocka_unit_test(ropes), cmocka_unit_test(swiglus),
-                                       cmocka_unit_test(refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(norms), cmocka_unit_test(ropes),
+                                       cmocka_unit_test(swiglus), cmocka_unit_test(refusals)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     gpu_close(&gpu);
     return rc;

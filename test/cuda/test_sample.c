@@ -1,9 +1,9 @@
 /*
- * test_sample.c - sampling on the GPU against model/sample.c on the same logits: ids and top ids equal, logprobs
- * equal to a step of f32, a row's results the same alone.
+ * test_sample.c - sampling on the GPU against model/sample.c on the same logits: ids and top ids
+ * equal, logprobs equal to a step of f32, a row's results the same alone.
  */
-#include "cuda/gpu.h"
 #include "backend/cuda/kernels.h"
+#include "cuda/gpu.h"
 #include "model/sample.h"
 #include <math.h>
 
@@ -26,7 +26,10 @@ static void fill_row(float *x, int32_t n, int kind, uint64_t *seed)
 {
     for (int32_t i = 0; i < n; i++) {
         float u = noise_f32(seed) + noise_f32(seed) + noise_f32(seed);
-        x[i] = kind == 0 ? u * 4.0f : kind == 1 ? u * 0.01f : kind == 2 ? floorf(u * 8.0f) / 2.0f : u * 40.0f;
+        x[i] = kind == 0   ? u * 4.0f
+               : kind == 1 ? u * 0.01f
+               : kind == 2 ? floorf(u * 8.0f) / 2.0f
+                           : u * 40.0f;
         if (kind == 0 && noise_u32(seed) % 3000 == 0) x[i] += 14.0f;
         if (kind == 4) x[i] = 1.25f;
     }
@@ -60,10 +63,12 @@ static void rows_new(struct rows *r, int32_t vocab, int32_t n)
     r->logits = mem_alloc((size_t)n * (size_t)r->ld * 4);
     r->params = mem_alloc((size_t)n * sizeof *r->params);
     r->in = mem_alloc((size_t)n * sizeof *r->in);
-    r->output_ids = mem_alloc(OUTPUTS * 4), r->bias_ids = mem_alloc(BIASES * 4), r->barred = mem_alloc(BARRED * 4);
+    r->output_ids = mem_alloc(OUTPUTS * 4), r->bias_ids = mem_alloc(BIASES * 4),
+    r->barred = mem_alloc(BARRED * 4);
     r->bias = mem_alloc(BIASES * 4);
     for (int i = 0; i < OUTPUTS; i++) /* many come more than once, one is out of range */
-        r->output_ids[i] = i == 9 ? vocab + 3 : (int32_t)(noise_u32(&seed) % (uint32_t)(i % 2 ? vocab : 100));
+        r->output_ids[i] =
+            i == 9 ? vocab + 3 : (int32_t)(noise_u32(&seed) % (uint32_t)(i % 2 ? vocab : 100));
     for (int i = 0; i < BIASES; i++) {
         r->bias_ids[i] = i == 3 ? -1 : i * (vocab / BIASES);
         r->bias[i] = noise_f32(&seed) * 9.0f;
@@ -73,11 +78,25 @@ static void rows_new(struct rows *r, int32_t vocab, int32_t n)
     for (int32_t i = 0; i < n; i++) {
         const struct setting *s = &settings[i % SETTINGS];
         fill_row(r->logits + (size_t)i * (size_t)r->ld, vocab, i / SETTINGS % KINDS, &seed);
-        r->params[i] = (struct sample_params){s->t, s->k, s->p, s->min_p, s->freq, s->pres, s->rep, s->bias ? BIASES : 0,
-                                              r->bias_ids, r->bias, noise_u32(&seed), noise_u32(&seed) % 3};
-        r->in[i] = (struct sample_input){.target = s->target, .n_top = s->n_top, .params = &r->params[i],
-                                         .output_ids = r->output_ids, .n_output = i % 3 ? OUTPUTS : 1,
-                                         .position = (uint64_t)i * 17, .barred = r->barred,
+        r->params[i] = (struct sample_params){s->t,
+                                              s->k,
+                                              s->p,
+                                              s->min_p,
+                                              s->freq,
+                                              s->pres,
+                                              s->rep,
+                                              s->bias ? BIASES : 0,
+                                              r->bias_ids,
+                                              r->bias,
+                                              noise_u32(&seed),
+                                              noise_u32(&seed) % 3};
+        r->in[i] = (struct sample_input){.target = s->target,
+                                         .n_top = s->n_top,
+                                         .params = &r->params[i],
+                                         .output_ids = r->output_ids,
+                                         .n_output = i % 3 ? OUTPUTS : 1,
+                                         .position = (uint64_t)i * 17,
+                                         .barred = r->barred,
                                          .n_barred = s->bar ? BARRED : 0};
     }
 }
@@ -102,31 +121,54 @@ static void device_rows_new(struct device_rows *d, const struct rows *r, const s
     d->barred = gpu_new(&gpu, r->barred, BARRED * 4);
     d->counts = gpu_new(&gpu, NULL, counts);
     queue_fill(gpu.q, d->counts, 0, counts);
-    d->parts = gpu_new(&gpu, NULL, (size_t)(r->n * kernels_sample_parts(k)) * sizeof(struct sample_part));
+    d->parts =
+        gpu_new(&gpu, NULL, (size_t)(r->n * kernels_sample_parts(k)) * sizeof(struct sample_part));
     d->lowered = gpu_new(&gpu, NULL, (size_t)r->n * 8);
 }
 
 /* Rows [from, from + n). */
-static void on_gpu(const struct rows *r, const struct device_rows *d, const struct kernels *k, int32_t from, int32_t n,
-                   struct sample_result *out)
+static void on_gpu(const struct rows *r, const struct device_rows *d, const struct kernels *k,
+                   int32_t from, int32_t n, struct sample_result *out)
 {
     struct sample_spec *specs = mem_alloc((size_t)n * sizeof *specs);
     int32_t *next = mem_alloc((size_t)n * 4);
     for (int32_t i = 0; i < n; i++) {
         const struct sample_input *in = &r->in[from + i];
         const struct sample_params *p = in->params;
-        specs[i] = (struct sample_spec){in->target, in->n_top, p->temperature, p->top_p, p->min_p, p->top_k,
-                                        p->frequency_penalty, p->presence_penalty, p->repetition_penalty, p->sample_index,
-                                        p->seed, in->position, (const int32_t *)d->output_ids,
-                                        (const int32_t *)d->bias_ids, (const float *)d->bias, (const int32_t *)d->barred,
-                                        in->n_output, p->n_bias, in->n_barred, 0};
+        specs[i] = (struct sample_spec){in->target,
+                                        in->n_top,
+                                        p->temperature,
+                                        p->top_p,
+                                        p->min_p,
+                                        p->top_k,
+                                        p->frequency_penalty,
+                                        p->presence_penalty,
+                                        p->repetition_penalty,
+                                        p->sample_index,
+                                        p->seed,
+                                        in->position,
+                                        (const int32_t *)d->output_ids,
+                                        (const int32_t *)d->bias_ids,
+                                        (const float *)d->bias,
+                                        (const int32_t *)d->barred,
+                                        in->n_output,
+                                        p->n_bias,
+                                        in->n_barred,
+                                        0};
     }
-    devptr_t dev[] = {gpu_new(&gpu, r->logits + (size_t)from * (size_t)r->ld, (size_t)n * (size_t)r->ld * 4),
-                      gpu_new(&gpu, specs, (size_t)n * sizeof *specs), gpu_new(&gpu, NULL, (size_t)n * sizeof *out),
-                      gpu_new(&gpu, NULL, (size_t)n * 4)};
-    struct sample_args a = {(float *)dev[0], r->ld, (const struct sample_spec *)dev[1], (struct sample_result *)dev[2],
-                            (int32_t *)dev[3], (struct sample_part *)d->parts, (int32_t *)d->lowered,
-                            (uint32_t *)d->counts, r->vocab};
+    devptr_t dev[] = {
+        gpu_new(&gpu, r->logits + (size_t)from * (size_t)r->ld, (size_t)n * (size_t)r->ld * 4),
+        gpu_new(&gpu, specs, (size_t)n * sizeof *specs),
+        gpu_new(&gpu, NULL, (size_t)n * sizeof *out), gpu_new(&gpu, NULL, (size_t)n * 4)};
+    struct sample_args a = {(float *)dev[0],
+                            r->ld,
+                            (const struct sample_spec *)dev[1],
+                            (struct sample_result *)dev[2],
+                            (int32_t *)dev[3],
+                            (struct sample_part *)d->parts,
+                            (int32_t *)d->lowered,
+                            (uint32_t *)d->counts,
+                            r->vocab};
     kernels_sample(k, gpu.q, &a, n, true);
     gpu_read(&gpu, out, dev[2], (size_t)n * sizeof *out);
     gpu_read(&gpu, next, dev[3], (size_t)n * 4);
@@ -144,25 +186,29 @@ static size_t steps(float a, float b) /* apart, in representable numbers */
     return (size_t)llabs((long long)x - y);
 }
 
-static void compare(int32_t row, const struct sample_result *got, const struct sample_output *want, size_t *inexact)
+static void compare(int32_t row, const struct sample_result *got, const struct sample_output *want,
+                    size_t *inexact)
 {
     if (got->id != want->id || got->finite != want->finite || got->n_top != want->n_top)
-        fail_msg("row %d: id %d, finite %d, %d top; must be %d, %d, %d", row, got->id, got->finite, got->n_top, want->id,
-                 want->finite, want->n_top);
+        fail_msg("row %d: id %d, finite %d, %d top; must be %d, %d, %d", row, got->id, got->finite,
+                 got->n_top, want->id, want->finite, want->n_top);
     if (steps(got->logprob, want->logprob) > 1)
-        fail_msg("row %d: logprob %.9g, must be %.9g", row, (double)got->logprob, (double)want->logprob);
+        fail_msg("row %d: logprob %.9g, must be %.9g", row, (double)got->logprob,
+                 (double)want->logprob);
     *inexact += got->logprob != want->logprob;
     for (int j = 0; j < want->n_top; j++) {
-        if (got->top_ids[j] != want->top_ids[j] || steps(got->top_logprobs[j], want->top_logprobs[j]) > 1)
-            fail_msg("row %d: top %d is %d %.9g, must be %d %.9g", row, j, got->top_ids[j], (double)got->top_logprobs[j],
-                     want->top_ids[j], (double)want->top_logprobs[j]);
+        if (got->top_ids[j] != want->top_ids[j] ||
+            steps(got->top_logprobs[j], want->top_logprobs[j]) > 1)
+            fail_msg("row %d: top %d is %d %.9g, must be %d %.9g", row, j, got->top_ids[j],
+                     (double)got->top_logprobs[j], want->top_ids[j], (double)want->top_logprobs[j]);
         *inexact += got->top_logprobs[j] != want->top_logprobs[j];
     }
 }
 
 static struct kernels *kernels_of(int32_t vocab)
 {
-    struct kernels_shape s = {.hidden = 256, .vocab = vocab, .n_heads = 8, .n_kv_heads = 2, .head_dim = 128};
+    struct kernels_shape s = {
+        .hidden = 256, .vocab = vocab, .n_heads = 8, .n_kv_heads = 2, .head_dim = 128};
     struct kernels *k = NULL;
     MUST(kernels_new(&k, gpu.d, &s, &must_e));
     return k;
@@ -172,7 +218,8 @@ static void check(struct rows *r)
 {
     struct kernels *k = kernels_of(r->vocab);
     struct device_rows d;
-    struct sample_result *got = mem_alloc((size_t)r->n * sizeof *got), *alone = mem_alloc(sizeof *alone);
+    struct sample_result *got = mem_alloc((size_t)r->n * sizeof *got),
+                         *alone = mem_alloc(sizeof *alone);
     struct sample_output *want = mem_alloc(sizeof *want);
     float *x = mem_alloc((size_t)r->vocab * 4), *scratch = mem_alloc((size_t)r->vocab * 4);
     int32_t *ids = mem_alloc((size_t)r->vocab * 4);
@@ -218,7 +265,8 @@ static void qwen3(void **state)
     rows_free(&r);
 }
 
-/* NaN and infinities anywhere make a row not finite, also under a barred id; barring is no fault. */
+/* NaN and infinities anywhere make a row not finite, also under a barred id; barring is no
+ * fault. */
 static void not_finite(void **state)
 {
     (void)state;
@@ -238,7 +286,8 @@ static void not_finite(void **state)
 int main(void)
 {
     if (!gpu_open(&gpu)) return 0;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(small), cmocka_unit_test(qwen3), cmocka_unit_test(not_finite)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(small), cmocka_unit_test(qwen3),
+                                       cmocka_unit_test(not_finite)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     gpu_close(&gpu);
     return rc;

@@ -31,8 +31,8 @@ __device__ __forceinline__ int chunk_count(int n_keys, int first_chunk)
     return n_keys <= 0 ? 0 : rest <= 0 ? 1 : 1 + (rest + ATTN_CHUNK - 1) / ATTN_CHUNK;
 }
 
-/* How a chunk joins those before it: o = chunk * fresh + o * old; the first one is o, and one in which this query
- * sees no key leaves o as it is. */
+/* How a chunk joins those before it: o = chunk * fresh + o * old; the first one is o, and one in
+ * which this query sees no key leaves o as it is. */
 struct fold {
     float old, fresh;
 };
@@ -43,7 +43,8 @@ __device__ __forceinline__ float sum_of_chunk(float l, float mc)
     return mc == mc ? l : mc;
 }
 
-/* m: the maximum so far, updated; mc: the chunk's, ATTN_NONE if this query sees none of its keys. */
+/* m: the maximum so far, updated; mc: the chunk's, ATTN_NONE if this query sees none of its
+ * keys. */
 __device__ __forceinline__ struct fold fold_begin(float *m, float mc, bool first)
 {
     float top = first || *m < mc ? mc : *m;
@@ -52,7 +53,8 @@ __device__ __forceinline__ struct fold fold_begin(float *m, float mc, bool first
     return f;
 }
 
-__device__ __forceinline__ float fold_apply(float so_far, float chunk, struct fold f, float mc, bool first)
+__device__ __forceinline__ float fold_apply(float so_far, float chunk, struct fold f, float mc,
+                                            bool first)
 {
     float sum = __fmaf_rn(chunk, f.fresh, __fmul_rn(so_far, f.old));
     return first ? chunk : mc == ATTN_NONE ? so_far : sum;

@@ -1,22 +1,26 @@
 /*
  * attn_prefill.cu - paged attention for many query columns: head_dim 128, on wgmma.
  *
- * Columns (a query head of a token; those of a block share a KV head) are the 64 rows of wgmma here, keys its n side;
- * the bits are those of attn.cu (feasibility: one bf16 tensor-core function whatever the shape and operand).
+ * Columns (a query head of a token; those of a block share a KV head) are the 64 rows of wgmma
+ * here, keys its n side; the bits are those of attn_columns.cuh (feasibility: one bf16 tensor-core
+ * function whatever the shape and operand).
  *
- *   grid     one persistent block a multiprocessor; pairs (block, KV head) are dealt from the last to the first, in
- *            alternating direction, so that long and short ones mix
+ *   grid     one persistent block a multiprocessor; pairs (block, KV head) are dealt from the last
+ *            to the first, in alternating direction, so that long and short ones mix
  *   roles    warpgroup 0: one warp copies; E4M3: the other three turn copied stages into BF16 ones;
- *            1 and 2: 64 columns each, taking turns, so that one's softmax hides behind the other's products
+ *            1 and 2: 64 columns each, taking turns, so that one's softmax hides behind the other's
+ *            products
  *   memory   q [2 warpgroups][2 halves][64 rows][128 bytes]; ring of stages of 128 keys of K or V:
- *            [2 halves][128 keys][128 bytes], all in the 128-byte swizzle (that of the pages); E4M3: a ring of
- *            stages of copied tiles before it
- *   a chunk  scores of 128 or 256 keys in registers (2 x 64); maximum; P over them as A fragments, summed by
- *            lanes; output from zero (64); fold (64)
- *   bound    4 * 128 operations a column and key at 670 TFLOP/s.  Softmax is some 20 f32 operations a score: 1.2
- *            times the products' time, so about 55 % of the bound where the two overlap fully.
+ *            [2 halves][128 keys][128 bytes], all in the 128-byte swizzle (that of the pages);
+ *            E4M3: a ring of stages of copied tiles before it
+ *   a chunk  scores of 128 or 256 keys in registers (2 x 64); maximum; P over them as A fragments,
+ *            summed by lanes; output from zero (64); fold (64)
+ *   bound    4 * 128 operations a column and key at 670 TFLOP/s.  Softmax is some 20 f32 operations
+ *            a score: 1.2 times the products' time, so about 55 % of the bound where the two
+ *            overlap fully.
  *
- * A stage is always copied whole: places behind the last page repeat it, so that V holds finite numbers where P is 0.
+ * A stage is always copied whole: places behind the last page repeat it, so that V holds finite
+ * numbers where P is 0.
  */
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/fragment.cuh"
@@ -41,8 +45,11 @@ enum {
 template <kv_type_t TYPE>
 struct shape {
     static constexpr int STAGES = TYPE == KV_BF16 ? 6 : 5, RAW_STAGES = TYPE == KV_BF16 ? 0 : 2;
-    static constexpr int FEW_REGS = TYPE == KV_BF16 ? 24 : 40, MANY_REGS = TYPE == KV_BF16 ? 240 : 232;
-    static_assert(STAGES * STAGE + RAW_STAGES * RAW_STAGE + 2 * Q_GROUP + (STAGES + RAW_STAGES) * 16 <= ATTN_PREFILL_SMEM,
+    static constexpr int FEW_REGS = TYPE == KV_BF16 ? 24 : 40,
+                         MANY_REGS = TYPE == KV_BF16 ? 240 : 232;
+    static_assert(STAGES * STAGE + RAW_STAGES * RAW_STAGE + 2 * Q_GROUP +
+                          (STAGES + RAW_STAGES) * 16 <=
+                      ATTN_PREFILL_SMEM,
                   "kernels.h");
 };
 
@@ -73,15 +80,18 @@ __device__ __forceinline__ int pair_at(const struct attn_args &a, int n)
 
 /* One warp: tiles to `stage`, as they are (E4M3) or by halves (BF16). */
 template <kv_type_t TYPE>
-__device__ __forceinline__ void copy_stage(const struct attn_args &a, uint32_t stage, uint32_t full, int64_t page, int head,
-                                           const void *base)
+__device__ __forceinline__ void copy_stage(const struct attn_args &a, uint32_t stage, uint32_t full,
+                                           int64_t page, int head, const void *base)
 {
     int lane = threadIdx.x & 31;
-    constexpr int PARTS = TYPE == KV_BF16 ? HALVES : 1, BYTES = TYPE == KV_BF16 ? HALF_TILE : RAW_TILE;
-    const char *from = (const char *)base + ((page * a.n_kv_heads + head) * PARTS + lane % PARTS) * BYTES;
+    constexpr int PARTS = TYPE == KV_BF16 ? HALVES : 1,
+                  BYTES = TYPE == KV_BF16 ? HALF_TILE : RAW_TILE;
+    const char *from =
+        (const char *)base + ((page * a.n_kv_heads + head) * PARTS + lane % PARTS) * BYTES;
     if (lane == 0) mbarrier_arrive_expect_tx(full, STAGE_TILES * PARTS * BYTES);
     __syncwarp();
-    if (lane < STAGE_TILES * PARTS) cp_async_bulk(stage + lane % PARTS * HALF_STAGE + lane / PARTS * BYTES, from, BYTES, full);
+    if (lane < STAGE_TILES * PARTS)
+        cp_async_bulk(stage + lane % PARTS * HALF_STAGE + lane / PARTS * BYTES, from, BYTES, full);
 }
 
 template <kv_type_t TYPE>
@@ -89,7 +99,8 @@ __device__ __forceinline__ void produce(const struct attn_args &a, const struct 
 {
     constexpr bool BF16 = TYPE == KV_BF16;
     constexpr int PARTS = BF16 ? HALVES : 1;
-    uint32_t stages = BF16 ? m.stages : m.raw, full = BF16 ? m.full : m.raw_full, empty = BF16 ? m.empty : m.raw_empty;
+    uint32_t stages = BF16 ? m.stages : m.raw, full = BF16 ? m.full : m.raw_full,
+             empty = BF16 ? m.empty : m.raw_empty;
     int lane = threadIdx.x & 31;
     ring<BF16 ? shape<TYPE>::STAGES : shape<KV_E4M3>::RAW_STAGES> r = {0, 1};
     for (int n = 0, pair; (pair = pair_at(a, n)) != -1; n++) {
@@ -99,13 +110,14 @@ __device__ __forceinline__ void produce(const struct attn_args &a, const struct 
         for (int i = 0; i < n_chunks; i++) {
             struct chunk c = chunk_at(i, span.n_keys, a.first_chunk);
             int last = (c.n - 1) / KV_ROWS; /* tile */
-            int64_t page = a.tables[span.seq * a.table_ld + c.key0 / KV_ROWS + min(lane & 15, last)];
+            int64_t page =
+                a.tables[span.seq * a.table_ld + c.key0 / KV_ROWS + min(lane & 15, last)];
             for (int is_v = 0; is_v < 2; is_v++)
                 for (int t = 0; t <= last; t += STAGE_TILES, r.next()) {
                     int64_t own = __shfl_sync(FULL_WARP, page, (t + lane / PARTS) & 15);
                     mbarrier_wait(empty + r.stage * 8, r.phase);
-                    copy_stage<TYPE>(a, stages + r.stage * (BF16 ? STAGE : RAW_STAGE), full + r.stage * 8, own, head,
-                                     is_v ? a.v : a.k);
+                    copy_stage<TYPE>(a, stages + r.stage * (BF16 ? STAGE : RAW_STAGE),
+                                     full + r.stage * 8, own, head, is_v ? a.v : a.k);
                 }
         }
     }
@@ -114,7 +126,8 @@ __device__ __forceinline__ void produce(const struct attn_args &a, const struct 
 /* 16 E4M3 codes at piece `i` of a stage of tiles to two pieces of a BF16 stage. */
 __device__ __forceinline__ void convert_piece(uint32_t raw, uint32_t stage, int i)
 {
-    int row = i % 64 / 4, key = i / 128 * KV_ROWS + row, half = i / 64 % 2, piece = (i % 4 ^ (row >> 1 & 3)) * 2;
+    int row = i % 64 / 4, key = i / 128 * KV_ROWS + row, half = i / 64 % 2,
+        piece = (i % 4 ^ (row >> 1 & 3)) * 2;
     uint32_t x[4], to = stage + half * HALF_STAGE + key * 128;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -122,12 +135,13 @@ __device__ __forceinline__ void convert_piece(uint32_t raw, uint32_t stage, int 
                  : "memory");
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + ((piece + h) ^ (key & 7)) * 16),
-                     "r"(e4m3x2_bf16x2(prmt(x[h * 2], SIGNED_BYTES(0, 1)))),
-                     "r"(e4m3x2_bf16x2(prmt(x[h * 2], SIGNED_BYTES(2, 3)))),
-                     "r"(e4m3x2_bf16x2(prmt(x[h * 2 + 1], SIGNED_BYTES(0, 1)))),
-                     "r"(e4m3x2_bf16x2(prmt(x[h * 2 + 1], SIGNED_BYTES(2, 3))))
-                     : "memory");
+        asm volatile(
+            "st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + ((piece + h) ^ (key & 7)) * 16),
+            "r"(e4m3x2_bf16x2(prmt(x[h * 2], SIGNED_BYTES(0, 1)))),
+            "r"(e4m3x2_bf16x2(prmt(x[h * 2], SIGNED_BYTES(2, 3)))),
+            "r"(e4m3x2_bf16x2(prmt(x[h * 2 + 1], SIGNED_BYTES(0, 1)))),
+            "r"(e4m3x2_bf16x2(prmt(x[h * 2 + 1], SIGNED_BYTES(2, 3))))
+            : "memory");
 }
 
 /* The warps behind the first: every copied stage in turn. */
@@ -159,8 +173,8 @@ __device__ __forceinline__ void convert(const struct attn_args &a, const struct 
     }
 }
 
-/* PREFIX: every column sees all keys, and (m, l, O) is the result.
- * One thread of a warpgroup: rows row and row + 8 of its warp's 16; accumulator 4 j + 2 h + i is row h, n 8 j + c2 + i. */
+/* PREFIX: every column sees all keys, and (m, l, O) is the result. One thread of a warpgroup:
+ * rows row and row + 8 of its warp's 16; accumulator 4 j + 2 h + i is row h, n 8 j + c2 + i. */
 template <kv_type_t TYPE, bool PREFIX>
 struct consumer {
     const struct attn_args &a;
@@ -176,7 +190,8 @@ struct consumer {
     {
     }
 
-    __device__ __forceinline__ size_t row_of(const struct attn_span &of, int of_head, int col) /* of q and out, in heads */
+    __device__ __forceinline__ size_t row_of(const struct attn_span &of, int of_head,
+                                             int col) /* of q and out, in heads */
     {
         size_t token = of.token + col / a.group;
         return token * (a.n_kv_heads * a.group) + of_head * a.group + col % a.group;
@@ -184,7 +199,8 @@ struct consumer {
 
     __device__ __forceinline__ int pos_of(int col)
     {
-        return !PREFIX && col < span.n * a.group ? span.n_keys - span.n + col / a.group : span.n_keys - 1;
+        return !PREFIX && col < span.n * a.group ? span.n_keys - span.n + col / a.group
+                                                 : span.n_keys - 1;
     }
 
     /* Queue the copy of q of this warpgroup's columns; its products with the last q are done. */
@@ -195,8 +211,10 @@ struct consumer {
         for (int i = 0; i < GROUP_ROWS * 16 / 128; i++) {
             int at = threadIdx.x % 128 / 16 + i * 8, col = group * GROUP_ROWS + at;
             bool there = col < of.n * a.group;
-            uint32_t to = m.q + group * Q_GROUP + piece / 8 * (GROUP_ROWS * 128) + at * 128 + ((piece ^ at) & 7) * 16;
-            cp_async_cg_16(to, a.q + row_of(of, of_head, there ? col : 0) * HEAD_DIM + piece * 8, there ? 16 : 0);
+            uint32_t to = m.q + group * Q_GROUP + piece / 8 * (GROUP_ROWS * 128) + at * 128 +
+                          ((piece ^ at) & 7) * 16;
+            cp_async_cg_16(to, a.q + row_of(of, of_head, there ? col : 0) * HEAD_DIM + piece * 8,
+                           there ? 16 : 0);
         }
         cp_async_commit_group();
     }
@@ -217,7 +235,8 @@ struct consumer {
     __device__ __forceinline__ void scores(float s[64])
     {
         mbarrier_wait(m.full + r.stage * 8, r.phase);
-        uint64_t q = wgmma_descriptor(m.q + group * Q_GROUP), k = wgmma_descriptor(m.stages + r.stage * STAGE);
+        uint64_t q = wgmma_descriptor(m.q + group * Q_GROUP),
+                 k = wgmma_descriptor(m.stages + r.stage * STAGE);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < HEAD_DIM / 16; step++)
@@ -257,8 +276,10 @@ struct consumer {
             mc[i / 2 % 2] = max_nan(mc[i / 2 % 2], s[i]);
     }
 
-    /* P = bf16(exp(s - m)) as A fragments of 8 k16 steps; l: lanes 2c, 2c + 1, 2c + 8, 2c + 9 of both rows. */
-    __device__ __forceinline__ void weights(uint32_t p[8][4], float l[2][4], const float s[64], const float m_[2])
+    /* P = bf16(exp(s - m)) as A fragments of 8 k16 steps; l: lanes 2c, 2c + 1, 2c + 8, 2c + 9 of
+     * both rows. */
+    __device__ __forceinline__ void weights(uint32_t p[8][4], float l[2][4], const float s[64],
+                                            const float m_[2])
     {
 #pragma unroll
         for (int t = 0; t < 8; t++)
@@ -267,14 +288,15 @@ struct consumer {
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const float *x = s + t * 8 + half * 4 + h * 2;
-                    uint32_t u = bf16_pack(exp_weight(__fsub_rn(x[0], m_[h])), exp_weight(__fsub_rn(x[1], m_[h])));
+                    uint32_t u = bf16_pack(exp_weight(__fsub_rn(x[0], m_[h])),
+                                           exp_weight(__fsub_rn(x[1], m_[h])));
                     p[t][half * 2 + h] = u;
                     l[h][half * 2] = __fadd_rn(l[h][half * 2], bf16_lo(u));
                     l[h][half * 2 + 1] = __fadd_rn(l[h][half * 2 + 1], bf16_hi(u));
                 }
     }
 
-    /* The lanes' tree of attn.cu. */
+    /* The lanes' tree of attn_columns.cuh. */
     __device__ __forceinline__ float sum_lanes(const float l[4])
     {
         float even = __fadd_rn(l[0], l[2]), odd = __fadd_rn(l[1], l[3]);
@@ -295,7 +317,8 @@ struct consumer {
                 mc[h] = max_nan(mc[h], __shfl_xor_sync(FULL_WARP, mc[h], w));
     }
 
-    __device__ __forceinline__ void fold_chunk(const float oc[64], const float l[2][4], const float mc[2], bool first)
+    __device__ __forceinline__ void fold_chunk(const float oc[64], const float l[2][4],
+                                               const float mc[2], bool first)
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -331,7 +354,8 @@ struct consumer {
     __device__ __forceinline__ void chunk(const struct chunk &c, bool first, bool last)
     {
         float s[TWO ? 2 : 1][64], mc[2] = {ATTN_NONE, ATTN_NONE}, l[2][4] = {};
-        bool mask = c.key0 + (TWO ? 2 : 1) * STAGE_KEYS > min(c.key0 + c.n, PREFIX ? span.n_keys : span.n_keys - span.n + 1);
+        bool mask = c.key0 + (TWO ? 2 : 1) * STAGE_KEYS >
+                    min(c.key0 + c.n, PREFIX ? span.n_keys : span.n_keys - span.n + 1);
         ring<shape<TYPE>::STAGES> k = r;
         take_turn();
         scores(s[0]);
@@ -395,7 +419,8 @@ struct consumer {
                 if (PREFIX)
                     *(float2 *)(a.state + to * HEAD_DIM + c2 + j * 8) = make_float2(x, y);
                 else
-                    *(uint32_t *)(a.out + to * HEAD_DIM + c2 + j * 8) = bf16_pack(result(x, sum[h]), result(y, sum[h]));
+                    *(uint32_t *)(a.out + to * HEAD_DIM + c2 + j * 8) =
+                        bf16_pack(result(x, sum[h]), result(y, sum[h]));
             }
             if (PREFIX && c2 == 0) *(float2 *)(a.state_ml + to * 2) = make_float2(top[h], sum[h]);
         }
@@ -479,11 +504,11 @@ __device__ __forceinline__ void attend(const struct attn_args &a)
     }
 }
 
-#define ATTN(name, type, prefix)                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
-        name(const __grid_constant__ struct attn_args a)                                           \
-    {                                                                                              \
-        attend<type, prefix>(a);                                                                   \
+#define ATTN(name, type, prefix)                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) \
+        name(const __grid_constant__ struct attn_args a)     \
+    {                                                        \
+        attend<type, prefix>(a);                             \
     }
 ATTN(attn_prefill_bf16_128, KV_BF16, false)
 ATTN(attn_prefix_bf16_128, KV_BF16, true)

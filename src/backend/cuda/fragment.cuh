@@ -1,8 +1,10 @@
 /*
  * fragment.cuh - mma.sync m16n8k16 fragments from KV tiles in shared memory.
  *
- * Scores:  A = 16 keys x 16 of head_dim from a K tile, B = q.  Output: A = 16 of head_dim x 16 keys from a
- * V tile (transposed on the way), B = P.  For E4M3 the elements of a k16 step are permuted alike in both
+ * Scores:  A = 16 keys x 16 of head_dim from a K tile, B = q.  Output: A = 16 of head_dim x 16 keys
+ *          from a
+ * V tile (transposed on the way), B = P.  For E4M3 the elements of a k16 step are permuted alike in
+ *                                         both
  * operands, and the 16 output rows too (elem_of_row); neither changes a bit.
  */
 #ifndef BACKEND_CUDA_FRAGMENT_CUH
@@ -25,8 +27,8 @@ __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t selector)
     return d;
 }
 
-/* Two E4M3 codes, each sign-extended to 16 bits, to BF16: exact, NaN codes to 480.  Shifted left by 4 the sign and the
- * exponent's and mantissa's 7 bits lie in place, 2^120 too small. */
+/* Two E4M3 codes, each sign-extended to 16 bits, to BF16: exact, NaN codes to 480.  Shifted left
+ * by 4 the sign and the exponent's and mantissa's 7 bits lie in place, 2^120 too small. */
 __device__ __forceinline__ uint32_t e4m3x2_bf16x2(uint32_t x)
 {
     uint32_t small = x << 4 & 0x87f087f0u, r;
@@ -64,9 +66,11 @@ __device__ __forceinline__ int q_elem(int step, int r)
     return TYPE == KV_BF16 ? step * 16 + c * 2 + r * 8 : step * 16 + c * 4 + r * 2;
 }
 
-/* A of V tiles t and t + 1 (tile_bytes apart), elements [16 * block, 16 * block + 16) of head_dim. */
+/* A of V tiles t and t + 1 (tile_bytes apart), elements [16 * block, 16 * block + 16) of
+ * head_dim. */
 template <kv_type_t TYPE>
-__device__ __forceinline__ void v_fragments(uint32_t a[2][4], uint32_t tile, uint32_t tile_bytes, int block)
+__device__ __forceinline__ void v_fragments(uint32_t a[2][4], uint32_t tile, uint32_t tile_bytes,
+                                            int block)
 {
     int lane = threadIdx.x & 31;
     if (TYPE == KV_BF16) {
@@ -84,7 +88,8 @@ __device__ __forceinline__ void v_fragments(uint32_t a[2][4], uint32_t tile, uin
     }
 }
 
-/* The element of head_dim that accumulator row half h (0: c0, c1; 1: c2, c3) of v block `block` is. */
+/* The element of head_dim that accumulator row half h (0: c0, c1; 1: c2, c3) of v block `block`
+ * is. */
 template <kv_type_t TYPE>
 __device__ __forceinline__ int elem_of_row(int block, int h)
 {

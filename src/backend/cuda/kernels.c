@@ -2,14 +2,21 @@
 #include "base/mem.h"
 #include <stdio.h>
 
-enum { PART = 4096, NORM_THREADS = 256, ROPE_HEADS = 8, ROUTE_WARPS = 32, ATTN_THREADS = 288, ATTN_PREFILL_THREADS = 384 };
+enum {
+    NORM_THREADS = 256,
+    ROPE_HEADS = 8,
+    ROUTE_WARPS = 32,
+    ATTN_THREADS = 288,
+    ATTN_PREFILL_THREADS = 384
+};
 
 struct kernels {
     struct kernels_shape s;
     uint32_t n_sms;
     int nt[ATTN_KINDS]; /* query columns / 8 */
     bool wgmma;         /* ATTN_PREFILL is attn_prefill.cu's */
-    struct kernel norm[NORM_SOURCES], rope, swiglu, round, route, route_plan, attn_plan, attn[ATTN_KINDS], attn_prefix;
+    struct kernel norm[NORM_SOURCES], rope, swiglu, round, route, route_plan, attn_plan,
+        attn[ATTN_KINDS], attn_prefix;
     struct kernel sample_adjust, sample_scan, sample_measure, sample_finish;
 };
 
@@ -18,19 +25,28 @@ static const char *const kv_names[KV_TYPE_COUNT] = {"bf16", "e4m3"};
 static err_t check_shape(const struct kernels_shape *s, struct err *e)
 {
     if (s->hidden < 8 || s->hidden > NORM_MAX || s->hidden % 8)
-        return err_set(e, ERR_UNSUPPORTED, "hidden_size: %d; allowed on a GPU: multiples of 8 up to %d", s->hidden, NORM_MAX);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "hidden_size: %d; allowed on a GPU: multiples of 8 up to %d", s->hidden,
+                       NORM_MAX);
     if (s->head_dim != 64 && s->head_dim != 128 && s->head_dim != 256)
-        return err_set(e, ERR_UNSUPPORTED, "head_dim: %d; allowed on a GPU: 64, 128, 256", s->head_dim);
-    if (s->n_kv_heads < 1 || s->n_heads < 1 || s->n_heads % s->n_kv_heads || s->n_heads / s->n_kv_heads > ATTN_GROUP_MAX)
-        return err_set(e, ERR_UNSUPPORTED, "num_attention_heads: %d with %d KV heads; allowed on a GPU: 1 to %d a KV head",
-                       s->n_heads, s->n_kv_heads, ATTN_GROUP_MAX);
+        return err_set(e, ERR_UNSUPPORTED, "head_dim: %d; allowed on a GPU: 64, 128, 256",
+                       s->head_dim);
+    if (s->n_kv_heads < 1 || s->n_heads < 1 || s->n_heads % s->n_kv_heads ||
+        s->n_heads / s->n_kv_heads > ATTN_GROUP_MAX)
+        return err_set(
+            e, ERR_UNSUPPORTED,
+            "num_attention_heads: %d with %d KV heads; allowed on a GPU: 1 to %d a KV head",
+            s->n_heads, s->n_kv_heads, ATTN_GROUP_MAX);
     if (s->n_experts < 0 || s->n_experts > ROUTE_EXPERTS_MAX)
-        return err_set(e, ERR_UNSUPPORTED, "num_experts: %d; allowed on a GPU: up to %d", s->n_experts, ROUTE_EXPERTS_MAX);
+        return err_set(e, ERR_UNSUPPORTED, "num_experts: %d; allowed on a GPU: up to %d",
+                       s->n_experts, ROUTE_EXPERTS_MAX);
     if (s->top_k < 0 || s->top_k > ROUTE_TOP_K_MAX || s->top_k > s->n_experts)
-        return err_set(e, ERR_UNSUPPORTED, "num_experts_per_tok: %d of %d; allowed on a GPU: up to %d", s->top_k,
+        return err_set(e, ERR_UNSUPPORTED,
+                       "num_experts_per_tok: %d of %d; allowed on a GPU: up to %d", s->top_k,
                        s->n_experts, ROUTE_TOP_K_MAX);
     if (s->vocab < 1 || s->vocab > SAMPLE_VOCAB_MAX)
-        return err_set(e, ERR_UNSUPPORTED, "vocab_size: %d; allowed on a GPU: up to %d", s->vocab, SAMPLE_VOCAB_MAX);
+        return err_set(e, ERR_UNSUPPORTED, "vocab_size: %d; allowed on a GPU: up to %d", s->vocab,
+                       SAMPLE_VOCAB_MAX);
     return OK;
 }
 
@@ -44,7 +60,9 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
 {
     const struct kernels_shape *s = &k->s;
     char rope[32], attn[ATTN_KINDS][32], prefix[32];
-    const char *route = s->n_experts <= 128 ? "route_4" : s->n_experts <= 256 ? "route_8" : "route_16";
+    const char *route = s->n_experts <= 128   ? "route_4"
+                        : s->n_experts <= 256 ? "route_8"
+                                              : "route_16";
     size_t counts = ROUTE_WARPS * sizeof(uint32_t) * (size_t)s->n_experts;
     snprintf(rope, sizeof rope, "rope_%s_%d", kv_names[s->kv], s->head_dim);
     size_t attn_smem[ATTN_KINDS];
@@ -55,9 +73,11 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
     }
     if (k->wgmma) {
         snprintf(prefix, sizeof prefix, "attn_prefix_%s_%d", kv_names[s->kv], s->head_dim);
-        rc = device_kernel(&k->attn_prefix, d, prefix, sizeof(struct attn_args), ATTN_PREFILL_SMEM, e);
+        rc = device_kernel(&k->attn_prefix, d, prefix, sizeof(struct attn_args), ATTN_PREFILL_SMEM,
+                           e);
         attn_smem[ATTN_PREFILL] = ATTN_PREFILL_SMEM;
-        snprintf(attn[ATTN_PREFILL], sizeof attn[ATTN_PREFILL], "attn_prefill_%s_%d", kv_names[s->kv], s->head_dim);
+        snprintf(attn[ATTN_PREFILL], sizeof attn[ATTN_PREFILL], "attn_prefill_%s_%d",
+                 kv_names[s->kv], s->head_dim);
     }
     const struct wanted all[] = {
         {&k->norm[NORM_PLAIN], "norm_plain", sizeof(struct norm_args), 0},
@@ -70,9 +90,11 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
         {&k->route, route, sizeof(struct route_args), counts},
         {&k->route_plan, "route_plan", sizeof(struct route_args), counts},
         {&k->attn_plan, "attn_plan", sizeof(struct attn_plan_args), 0},
-        {&k->attn[ATTN_DECODE], attn[ATTN_DECODE], sizeof(struct attn_args), attn_smem[ATTN_DECODE]},
+        {&k->attn[ATTN_DECODE], attn[ATTN_DECODE], sizeof(struct attn_args),
+         attn_smem[ATTN_DECODE]},
         {&k->attn[ATTN_SHORT], attn[ATTN_SHORT], sizeof(struct attn_args), attn_smem[ATTN_SHORT]},
-        {&k->attn[ATTN_PREFILL], attn[ATTN_PREFILL], sizeof(struct attn_args), attn_smem[ATTN_PREFILL]},
+        {&k->attn[ATTN_PREFILL], attn[ATTN_PREFILL], sizeof(struct attn_args),
+         attn_smem[ATTN_PREFILL]},
         {&k->sample_adjust, "sample_adjust", sizeof(struct sample_args), 0},
         {&k->sample_scan, "sample_scan", sizeof(struct sample_args), 0},
         {&k->sample_measure, "sample_measure", sizeof(struct sample_args), 0},
@@ -83,7 +105,8 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
     return rc;
 }
 
-err_t kernels_new(struct kernels **out, struct device *d, const struct kernels_shape *s, struct err *e)
+err_t kernels_new(struct kernels **out, struct device *d, const struct kernels_shape *s,
+                  struct err *e)
 {
     err_t rc = check_shape(s, e);
     if (rc != OK) return rc;
@@ -107,44 +130,53 @@ void kernels_free(struct kernels *k)
     mem_free(k);
 }
 
-void kernels_norm(const struct kernels *k, struct queue *q, norm_source_t source, const struct norm_args *a, int32_t rows,
-                  bool programmatic)
+void kernels_norm(const struct kernels *k, struct queue *q, norm_source_t source,
+                  const struct norm_args *a, int32_t rows, bool programmatic)
 {
     CHECK(a->n % 8 == 0 && a->n <= NORM_MAX && a->top_k <= ROUTE_TOP_K_MAX);
     if (rows < 1) return;
-    struct launch l = {.grid = {(uint32_t)rows}, .threads = NORM_THREADS, .programmatic = programmatic};
+    struct launch l = {
+        .grid = {(uint32_t)rows}, .threads = NORM_THREADS, .programmatic = programmatic};
     queue_launch(q, &k->norm[source], l, a);
 }
 
-void kernels_rope(const struct kernels *k, struct queue *q, const struct rope_args *a, int32_t tokens, bool programmatic)
+void kernels_rope(const struct kernels *k, struct queue *q, const struct rope_args *a,
+                  int32_t tokens, bool programmatic)
 {
     if (tokens < 1) return;
     uint32_t units = (uint32_t)(a->n_heads + 2 * a->n_kv_heads);
-    struct launch l = {.grid = {(uint32_t)tokens, (units + ROPE_HEADS - 1) / ROPE_HEADS}, .threads = ROPE_HEADS * 16,
+    struct launch l = {.grid = {(uint32_t)tokens, (units + ROPE_HEADS - 1) / ROPE_HEADS},
+                       .threads = ROPE_HEADS * 16,
                        .programmatic = programmatic};
     queue_launch(q, &k->rope, l, a);
 }
 
-void kernels_swiglu(const struct kernels *k, struct queue *q, const struct swiglu_args *a, int32_t rows,
-                    bool programmatic)
+void kernels_swiglu(const struct kernels *k, struct queue *q, const struct swiglu_args *a,
+                    int32_t rows, bool programmatic)
 {
     CHECK(a->n % 4 == 0 && a->ld % 4 == 0);
     if (rows < 1) return;
-    struct launch l = {.grid = {(uint32_t)rows, ((uint32_t)a->n + 1023) / 1024}, .threads = 256,
+    struct launch l = {.grid = {(uint32_t)rows, ((uint32_t)a->n + 1023) / 1024},
+                       .threads = 256,
                        .programmatic = programmatic};
     queue_launch(q, &k->swiglu, l, a);
 }
 
-void kernels_round(const struct kernels *k, struct queue *q, const struct round_args *a, int32_t rows, bool programmatic)
+void kernels_round(const struct kernels *k, struct queue *q, const struct round_args *a,
+                   int32_t rows, bool programmatic)
 {
     CHECK(a->n % 8 == 0 && a->kind >= 0 && a->kind < ROUND_KINDS);
     if (rows < 1) return;
-    queue_launch(q, &k->round, (struct launch){.grid = {(uint32_t)rows}, .threads = 256, .programmatic = programmatic}, a);
+    queue_launch(
+        q, &k->round,
+        (struct launch){.grid = {(uint32_t)rows}, .threads = 256, .programmatic = programmatic}, a);
 }
 
-void kernels_route(const struct kernels *k, struct queue *q, const struct route_args *a, bool programmatic)
+void kernels_route(const struct kernels *k, struct queue *q, const struct route_args *a,
+                   bool programmatic)
 {
-    CHECK(a->n_experts <= k->s.n_experts && a->n_local <= k->s.n_experts && a->top_k <= ROUTE_TOP_K_MAX);
+    CHECK(a->n_experts <= k->s.n_experts && a->n_local <= k->s.n_experts &&
+          a->top_k <= ROUTE_TOP_K_MAX);
     struct launch l = {.grid = {1}, .threads = ROUTE_WARPS * 32, .programmatic = programmatic};
     if (a->logits) l.grid[0] = ((uint32_t)a->n_tokens + ROUTE_WARPS - 1) / ROUTE_WARPS;
     queue_launch(q, a->logits ? &k->route : &k->route_plan, l, a);
@@ -164,31 +196,34 @@ size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind, int32_t max
 {
     if (k->wgmma && kind == ATTN_PREFILL) return 0; /* pairs are never cut */
     size_t columns = (size_t)k->nt[kind] * 8;
-    return attn_grid(k, kind) * (size_t)max_chunks * columns * ((size_t)k->s.head_dim + 2) * sizeof(float);
+    return attn_grid(k, kind) * (size_t)max_chunks * columns * ((size_t)k->s.head_dim + 2) *
+           sizeof(float);
 }
 
-static void plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a, uint32_t runs, bool of_prefix,
-                 bool programmatic)
+static void plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a,
+                 uint32_t runs, bool of_prefix, bool programmatic)
 {
     CHECK(a->first_chunk > 0 && a->first_chunk <= ATTN_CHUNK && a->first_chunk % KV_ROWS == 0);
     struct attn_plan_args args = *a;
     args.n_runs = (int32_t)runs;
     args.of_prefix = of_prefix;
-    queue_launch(q, &k->attn_plan, (struct launch){.grid = {1}, .threads = 32, .programmatic = programmatic}, &args);
+    queue_launch(q, &k->attn_plan,
+                 (struct launch){.grid = {1}, .threads = 32, .programmatic = programmatic}, &args);
 }
 
-void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind, const struct attn_plan_args *a,
-                       bool programmatic)
+void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind,
+                       const struct attn_plan_args *a, bool programmatic)
 {
     plan(k, q, a, attn_grid(k, kind), false, programmatic);
 }
 
-void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind, const struct attn_args *a,
-                  bool programmatic)
+void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind,
+                  const struct attn_args *a, bool programmatic)
 {
     CHECK(a->group == k->s.n_heads / k->s.n_kv_heads && a->n_kv_heads == k->s.n_kv_heads);
     if (a->n_blocks < 1) return;
-    struct launch l = {.grid = {attn_grid(k, kind)}, .threads = ATTN_THREADS, .programmatic = programmatic};
+    struct launch l = {
+        .grid = {attn_grid(k, kind)}, .threads = ATTN_THREADS, .programmatic = programmatic};
     if (k->wgmma && kind == ATTN_PREFILL) l.threads = ATTN_PREFILL_THREADS;
     queue_launch(q, &k->attn[kind], l, a);
 }
@@ -198,31 +233,35 @@ bool kernels_attn_shares(const struct kernels *k)
     return k->wgmma;
 }
 
-void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a, bool programmatic)
+void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q,
+                              const struct attn_plan_args *a, bool programmatic)
 {
     plan(k, q, a, k->n_sms, true, programmatic);
 }
 
-void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a, bool programmatic)
+void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a,
+                         bool programmatic)
 {
     CHECK(k->wgmma && a->state && a->state_ml && a->first_chunk == ATTN_CHUNK);
     if (a->n_blocks < 1) return;
-    struct launch l = {.grid = {k->n_sms}, .threads = ATTN_PREFILL_THREADS, .programmatic = programmatic};
+    struct launch l = {
+        .grid = {k->n_sms}, .threads = ATTN_PREFILL_THREADS, .programmatic = programmatic};
     queue_launch(q, &k->attn_prefix, l, a);
 }
 
 int32_t kernels_sample_parts(const struct kernels *k)
 {
-    return (k->s.vocab + PART - 1) / PART;
+    return (k->s.vocab + SAMPLE_PART - 1) / SAMPLE_PART;
 }
 
-void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a, int32_t rows,
-                    bool programmatic)
+void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,
+                    int32_t rows, bool programmatic)
 {
     CHECK(a->vocab == k->s.vocab && a->ld % 4 == 0);
     if (rows < 1) return;
     struct launch row = {.grid = {(uint32_t)rows}, .threads = 256, .programmatic = programmatic};
-    struct launch part = {.grid = {(uint32_t)kernels_sample_parts(k), (uint32_t)rows}, .threads = 256,
+    struct launch part = {.grid = {(uint32_t)kernels_sample_parts(k), (uint32_t)rows},
+                          .threads = 256,
                           .programmatic = programmatic};
     queue_launch(q, &k->sample_adjust, row, a);
     queue_launch(q, &k->sample_scan, part, a);

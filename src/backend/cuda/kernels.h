@@ -10,10 +10,11 @@
  * their predecessor before they read anything a step produces), and none depends on how many rows
  * it is given: a row's results have the same bits in any batch.
  *
- * Bits against the CPU (DESIGN.md 4): norm, rope, swiglu, combine, route and the sampler's logsumexp
- * are the CPU's operations in the CPU's order, so equal inputs give equal outputs.  Attention shares
- * the exp, the chunk's maximum, the row sum's lanes and the fold; its products run on the tensor
- * core and differ from the CPU's FMA chains.  The sampler's double logarithms are CUDA's.
+ * Bits against the CPU (DESIGN.md 4): norm, rope, swiglu, combine, route and the sampler's
+ * logsumexp are the CPU's operations in the CPU's order, so equal inputs give equal outputs.
+ * Attention shares the exp, the chunk's maximum, the row sum's lanes and the fold; its products run
+ * on the tensor core and differ from the CPU's FMA chains.  The sampler's double logarithms are
+ * CUDA's.
  */
 #ifndef BACKEND_CUDA_KERNELS_H
 #define BACKEND_CUDA_KERNELS_H
@@ -23,7 +24,7 @@
 #include "backend/kv.h"
 #include <stdint.h>
 
-/* --- residual stream: x from one of four sources, then its RMSNorm ----------------------------- */
+/* --- residual stream: x from one of four sources, then its RMSNorm ---------------------------- */
 
 #define NORM_MAX 8192 /* columns; a multiple of 8 */
 
@@ -36,21 +37,21 @@ typedef enum {
 } norm_source_t;
 
 struct norm_args {
-    float *x;              /* [rows][n] residual stream; written unless PLAIN */
-    const float *y;        /* ADD: [rows][n] */
-    const int32_t *ids;    /* EMBED: [rows]; outside the vocabulary: zeros */
-    const uint16_t *embed; /* EMBED: [vocab][n] bf16 */
-    const uint16_t *expert;  /* COMBINE: [expert rows][n] bf16 */
-    const int32_t *row_of;   /* COMBINE: [rows][top_k], -1: contributes nothing */
-    const uint32_t *packed;  /* COMBINE: [rows][top_k], the bf16 weight in the low half */
-    const uint16_t *w;     /* [n] bf16 norm weight */
-    uint16_t *out;         /* [rows][n] bf16 = round(x / rms(x) * w); NULL: no norm */
-    const int32_t *pick;   /* PLAIN: output row i is x row pick[i]; NULL: i */
+    float *x;               /* [rows][n] residual stream; written unless PLAIN */
+    const float *y;         /* ADD: [rows][n] */
+    const int32_t *ids;     /* EMBED: [rows]; outside the vocabulary: zeros */
+    const uint16_t *embed;  /* EMBED: [vocab][n] bf16 */
+    const uint16_t *expert; /* COMBINE: [expert rows][n] bf16 */
+    const int32_t *row_of;  /* COMBINE: [rows][top_k], -1: contributes nothing */
+    const uint32_t *packed; /* COMBINE: [rows][top_k], the bf16 weight in the low half */
+    const uint16_t *w;      /* [n] bf16 norm weight */
+    uint16_t *out;          /* [rows][n] bf16 = round(x / rms(x) * w); NULL: no norm */
+    const int32_t *pick;    /* PLAIN: output row i is x row pick[i]; NULL: i */
     int32_t n, vocab, top_k;
     float eps;
 };
 
-/* --- q/k norm, rotation, KV write --------------------------------------------------------------- */
+/* --- q/k norm, rotation, KV write ------------------------------------------------------------- */
 
 /*
  * KV pages as kernels read them.  One layer's K (V likewise): [page][kv head][tile], a tile holding
@@ -70,32 +71,33 @@ static inline size_t kv_tile_bytes(kv_type_t type, int32_t head_dim)
 }
 
 struct rope_args {
-    const float *qkv;       /* [tokens][ld]: q heads, then k heads, then v heads */
+    const float *qkv; /* [tokens][ld]: q heads, then k heads, then v heads */
     int64_t ld;
     const uint16_t *q_norm, *k_norm; /* [head_dim] bf16 */
-    const float *cos, *sin; /* [positions][head_dim / 2] */
-    const int32_t *pos;     /* [tokens] */
-    const int32_t *seq;     /* [tokens]: row of `tables`; < 0: a padding token, writes nothing */
-    const int32_t *tables;  /* [sequences][table_ld] page ids */
+    const float *cos, *sin;          /* [positions][head_dim / 2] */
+    const int32_t *pos;              /* [tokens] */
+    const int32_t *seq;    /* [tokens]: row of `tables`; < 0: a padding token, writes nothing */
+    const int32_t *tables; /* [sequences][table_ld] page ids */
     int64_t table_ld;
-    uint16_t *q;            /* [tokens][n_heads * head_dim] bf16 */
-    void *k, *v;            /* one layer's pages */
+    uint16_t *q; /* [tokens][n_heads * head_dim] bf16 */
+    void *k, *v; /* one layer's pages */
     int32_t n_heads, n_kv_heads;
     float eps;
     float k_scale, v_scale; /* E4M3: what is stored is k / k_scale, v / v_scale, saturating */
 };
 
-/* --- SwiGLU apart from a GEMM ------------------------------------------------------------------- */
+/* --- SwiGLU apart from a GEMM ----------------------------------------------------------------- */
 
 struct swiglu_args {
     const float *gate, *up; /* [rows][ld] */
     int64_t ld;
-    uint16_t *out;          /* [rows][n] bf16 */
-    const int32_t *n_rows;  /* on the device; NULL: all rows of the launch */
-    int32_t n;              /* a multiple of 4 */
+    uint16_t *out;         /* [rows][n] bf16 */
+    const int32_t *n_rows; /* on the device; NULL: all rows of the launch */
+    int32_t n;             /* a multiple of 4 */
 };
 
-/* --- activations rounded as other devices' low-precision GEMMs round them: format/act.h, same bits - */
+/* --- activations rounded as other devices' low-precision GEMMs round them: format/act.h, same
+ * bits - */
 
 typedef enum {
     ROUND_FP8_BLOCK,       /* a scale each 128 columns */
@@ -106,16 +108,16 @@ typedef enum {
 } round_t;
 
 struct round_args {
-    const uint16_t *x; /* [rows][n] bf16, finite */
-    uint16_t *out;     /* [rows][n] bf16; may be x */
-    float *scale;      /* [rows][ceil(n / 128)] or [rows] */
+    const uint16_t *x;        /* [rows][n] bf16, finite */
+    uint16_t *out;            /* [rows][n] bf16; may be x */
+    float *scale;             /* [rows][ceil(n / 128)] or [rows] */
     const float *input_scale; /* NVFP4: [1], positive */
     const int32_t *n_rows;    /* on the device; NULL: all rows of the launch */
     int32_t n;                /* a multiple of 8 */
     int32_t kind;             /* round_t */
 };
 
-/* --- paged attention ---------------------------------------------------------------------------- */
+/* --- paged attention -------------------------------------------------------------------------- */
 
 /*
  * Keys come in chunks of ATTN_CHUNK at absolute positions.  For each query head and chunk:
@@ -130,18 +132,24 @@ struct round_args {
 #define ATTN_CHUNK     256
 #define ATTN_GROUP_MAX 16 /* query heads a KV head */
 
-/* Shared memory of attn.cu's kernels for nt * 8 query columns (a column: one head of one token). */
+/* Shared memory of attn_columns.cuh's kernels for nt * 8 query columns (a column: one head of
+ * one token). */
 #define ATTN_STAGES_MAX 24
-#define ATTN_PER_SM(head_dim, nt) ((nt) <= 2 && (head_dim) <= 128 ? 2 : 1) /* blocks a multiprocessor */
-#define ATTN_SMEM_MAX(head_dim, nt) (233472 / ATTN_PER_SM(head_dim, nt) - 1024)
+#define ATTN_PER_SM(head_dim, nt) \
+    ((nt) <= 2 && (head_dim) <= 128 ? 2 : 1) /* blocks a multiprocessor */
+#define ATTN_SMEM_MAX(head_dim, nt)      (233472 / ATTN_PER_SM(head_dim, nt) - 1024)
 #define ATTN_STAGE_BYTES(type, head_dim) (4 * KV_ROWS * (head_dim) * ((type) == KV_BF16 ? 2 : 1))
-#define ATTN_FIXED_BYTES(head_dim, nt) ((head_dim) / 16 * (nt)*256 + 16 * (nt)*256 + (nt)*320 + ATTN_STAGES_MAX * 16)
-#define ATTN_FIT(type, head_dim, nt)                                                               \
-    ((ATTN_SMEM_MAX(head_dim, nt) - ATTN_FIXED_BYTES(head_dim, nt)) / ATTN_STAGE_BYTES(type, head_dim))
-#define ATTN_STAGES(type, head_dim, nt)                                                            \
-    (ATTN_FIT(type, head_dim, nt) < ATTN_STAGES_MAX ? ATTN_FIT(type, head_dim, nt) : ATTN_STAGES_MAX)
-#define ATTN_SMEM(type, head_dim, nt)                                                              \
-    (ATTN_STAGES(type, head_dim, nt) * ATTN_STAGE_BYTES(type, head_dim) + ATTN_FIXED_BYTES(head_dim, nt))
+#define ATTN_FIXED_BYTES(head_dim, nt) \
+    ((head_dim) / 16 * (nt)*256 + 16 * (nt)*256 + (nt)*320 + ATTN_STAGES_MAX * 16)
+#define ATTN_FIT(type, head_dim, nt)                                  \
+    ((ATTN_SMEM_MAX(head_dim, nt) - ATTN_FIXED_BYTES(head_dim, nt)) / \
+     ATTN_STAGE_BYTES(type, head_dim))
+#define ATTN_STAGES(type, head_dim, nt)                                            \
+    (ATTN_FIT(type, head_dim, nt) < ATTN_STAGES_MAX ? ATTN_FIT(type, head_dim, nt) \
+                                                    : ATTN_STAGES_MAX)
+#define ATTN_SMEM(type, head_dim, nt)                                     \
+    (ATTN_STAGES(type, head_dim, nt) * ATTN_STAGE_BYTES(type, head_dim) + \
+     ATTN_FIXED_BYTES(head_dim, nt))
 
 /* Of attn_prefill.cu's: head_dim 128, 128 columns. */
 #define ATTN_PREFILL_COLUMNS 128
@@ -151,7 +159,7 @@ struct round_args {
  * kernels_attn_tokens() of them; n == 0: nothing (padding). */
 struct attn_block {
     int32_t token, n, seq;
-    int32_t prefix; /* leading chunks (whole ones, seen whole by these tokens) that kernels_attn_prefix has done */
+    int32_t prefix; /* leading chunks, whole and seen whole, that kernels_attn_prefix has done */
 };
 
 /* Made on the device by attn_plan, once a step, for all layers. */
@@ -163,10 +171,10 @@ struct attn_span {
 struct attn_plan_args {
     const struct attn_block *blocks; /* [n_blocks] */
     const int32_t *pos;              /* [tokens] */
-    struct attn_span *spans;         /* [n_blocks + 1]; the last one: the total, and the items of a run in `token` */
+    struct attn_span *spans; /* [n_blocks + 1]; the last: the total, items of a run in `token` */
     int32_t n_blocks, n_kv_heads;
-    int32_t n_runs;    /* these two are filled in by the launcher */
-    int32_t of_prefix; /* a block's keys are its first `prefix` chunks */
+    int32_t n_runs;      /* these two are filled in by the launcher */
+    int32_t of_prefix;   /* a block's keys are its first `prefix` chunks */
     int32_t first_chunk; /* keys of the first chunk: ATTN_CHUNK, but for tests of invariance */
 };
 
@@ -179,7 +187,7 @@ struct attn_args {
     const struct attn_span *spans;
     float *partial;    /* workspace, kernels_attn_bytes() */
     uint32_t *arrived; /* [n_blocks * n_kv_heads] zeros; zeros again afterwards */
-    float *state;      /* of shared prefixes: O so far [tokens][n_heads][head_dim]; NULL: no block has one */
+    float *state;      /* shared prefixes: O so far [tokens][n_heads][head_dim]; NULL: none is */
     float *state_ml;   /* m and l so far [tokens][n_heads][2] */
     int32_t n_blocks, n_kv_heads, group;
     int32_t max_chunks; /* of any block: ceil of its keys / ATTN_CHUNK, or more */
@@ -188,31 +196,32 @@ struct attn_args {
     float v_scale; /* E4M3: of the output */
 };
 
-/* --- routing ------------------------------------------------------------------------------------ */
+/* --- routing ---------------------------------------------------------------------------------- */
 
 #define ROUTE_EXPERTS_MAX 512
 #define ROUTE_TOP_K_MAX   64
 
 /*
- * Softmax of the router's logits, the top k (ties to the lower index), weights rounded once to BF16;
- * then the plan: rows of this slice's experts in order of expert, then token, then k.  An id outside
- * [first, first + n_local) has no row here.
+ * Softmax of the router's logits, the top k (ties to the lower index), weights rounded once to
+ * BF16; then the plan: rows of this slice's experts in order of expert, then token, then k.  An id
+ * outside [first, first + n_local) has no row here.
  */
 struct route_args {
     const float *logits; /* [tokens][n_experts]; NULL: `packed` comes from elsewhere */
     const int32_t *seq;  /* [tokens]: < 0: a padding token, goes to no expert; NULL: none is */
     uint32_t *packed;    /* [tokens][top_k]: id << 16 | bf16 weight; a signed id */
-    int32_t *offsets;    /* [n_local + 1]: rows of expert first + e are [offsets[e], offsets[e + 1]) */
-    int32_t *token_of;   /* [tokens * top_k]: the token of a row */
-    int32_t *row_of;     /* [tokens][top_k]: -1: none */
-    uint32_t *ticket;    /* one zero; zero again afterwards */
+    int32_t *offsets; /* [n_local + 1]: rows of expert first + e are [offsets[e], offsets[e + 1]) */
+    int32_t *token_of; /* [tokens * top_k]: the token of a row */
+    int32_t *row_of;   /* [tokens][top_k]: -1: none */
+    uint32_t *ticket;  /* one zero; zero again afterwards */
     int32_t n_tokens, n_experts, top_k, first, n_local;
-    int32_t normalise;   /* weights of a token add to 1 */
+    int32_t normalise; /* weights of a token add to 1 */
 };
 
-/* --- sampling: sample.h on the device ----------------------------------------------------------- */
+/* --- sampling: sample.h on the device --------------------------------------------------------- */
 
-#define SAMPLE_TOP_MAX 128
+#define SAMPLE_TOP_MAX   128
+#define SAMPLE_PART      4096 /* logits a block */
 #define SAMPLE_VOCAB_MAX (1 << 18)
 
 struct sample_spec {
@@ -238,7 +247,7 @@ struct sample_result {
     float top_logprobs[SAMPLE_TOP_MAX];
 };
 
-struct sample_part { /* of one row's block of 4096 logits */
+struct sample_part { /* of SAMPLE_PART logits of one row */
     float max;
     int32_t arg;          /* its first place */
     int32_t n_low, n_bad; /* -inf; NaN or +inf */
@@ -250,16 +259,16 @@ struct sample_part { /* of one row's block of 4096 logits */
 struct sample_args {
     float *logits; /* [rows][ld], overwritten; ld a multiple of 4 */
     int64_t ld;
-    const struct sample_spec *specs;  /* [rows] */
-    struct sample_result *out;        /* [rows] */
-    int32_t *next_ids;                /* [rows]: out[i].id again, for the next step; NULL: not wanted */
-    struct sample_part *parts;        /* [rows][kernels_sample_parts()] */
-    int32_t *lowered;                 /* [rows][2] */
-    uint32_t *counts;                 /* [rows][vocab] zeros; zeros again afterwards */
+    const struct sample_spec *specs; /* [rows] */
+    struct sample_result *out;       /* [rows] */
+    int32_t *next_ids;         /* [rows]: out[i].id again, for the next step; NULL: not wanted */
+    struct sample_part *parts; /* [rows][kernels_sample_parts()] */
+    int32_t *lowered;          /* [rows][2] */
+    uint32_t *counts;          /* [rows][vocab] zeros; zeros again afterwards */
     int32_t vocab;
 };
 
-/* --- launchers ---------------------------------------------------------------------------------- */
+/* --- launchers -------------------------------------------------------------------------------- */
 
 #ifndef __CUDACC__
 #include "backend/cuda/device.h"
@@ -273,47 +282,55 @@ struct kernels_shape {
 };
 
 /* ERR_UNSUPPORTED names the field that no kernel takes, its value and what is allowed. */
-err_t kernels_new(struct kernels **out, struct device *d, const struct kernels_shape *s, struct err *e) MUST_USE;
+err_t kernels_new(struct kernels **out, struct device *d, const struct kernels_shape *s,
+                  struct err *e) MUST_USE;
 void kernels_free(struct kernels *k); /* NULL is fine */
 
 /* `programmatic`: see struct launch. */
-void kernels_norm(const struct kernels *k, struct queue *q, norm_source_t source, const struct norm_args *a, int32_t rows,
-                  bool programmatic);
-void kernels_rope(const struct kernels *k, struct queue *q, const struct rope_args *a, int32_t tokens, bool programmatic);
-void kernels_swiglu(const struct kernels *k, struct queue *q, const struct swiglu_args *a, int32_t rows,
-                    bool programmatic);
-void kernels_round(const struct kernels *k, struct queue *q, const struct round_args *a, int32_t rows, bool programmatic);
+void kernels_norm(const struct kernels *k, struct queue *q, norm_source_t source,
+                  const struct norm_args *a, int32_t rows, bool programmatic);
+void kernels_rope(const struct kernels *k, struct queue *q, const struct rope_args *a,
+                  int32_t tokens, bool programmatic);
+void kernels_swiglu(const struct kernels *k, struct queue *q, const struct swiglu_args *a,
+                    int32_t rows, bool programmatic);
+void kernels_round(const struct kernels *k, struct queue *q, const struct round_args *a,
+                   int32_t rows, bool programmatic);
 /* With logits NULL only the plan is made. */
-void kernels_route(const struct kernels *k, struct queue *q, const struct route_args *a, bool programmatic);
+void kernels_route(const struct kernels *k, struct queue *q, const struct route_args *a,
+                   bool programmatic);
 
 /* Which kernel runs a step's blocks.  All give the same bits:
  *   ATTN_DECODE   a token a block
  *   ATTN_SHORT    a few tokens a block; long contexts are shared out over the whole GPU
- *   ATTN_PREFILL  more tokens a block, fastest when there are at least as many pairs of block and KV head as
- *                 multiprocessors */
+ *   ATTN_PREFILL  more tokens a block, fastest when there are at least as many pairs of block
+ *                 and KV head as multiprocessors */
 typedef enum { ATTN_DECODE, ATTN_SHORT, ATTN_PREFILL, ATTN_KINDS } attn_kind_t;
 int32_t kernels_attn_tokens(const struct kernels *k, attn_kind_t kind); /* most tokens of a block */
-size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind, int32_t max_chunks); /* of `partial` */
+size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind,
+                          int32_t max_chunks); /* of `partial` */
 /* The plan is for kernels of this kind. */
-void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind, const struct attn_plan_args *a,
-                       bool programmatic);
-void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind, const struct attn_args *a,
-                  bool programmatic);
+void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind,
+                       const struct attn_plan_args *a, bool programmatic);
+void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind,
+                  const struct attn_args *a, bool programmatic);
 
 /*
- * Decode of sequences that share their first pages: the chunks that lie wholly in the shared part are read once for
- * up to kernels_attn_tokens(ATTN_PREFILL) sequences, whose tokens must be neighbours in the step.  Blocks here: those
- * tokens, any of their sequences, and `prefix`; then each token's own ATTN_DECODE block with the same `prefix`, which
- * goes on from `state`.  Same bits as without.  For ATTN_PREFILL blocks `prefix` must be 0.
+ * Decode of sequences that share their first pages: the chunks that lie wholly in the shared part
+ * are read once for up to kernels_attn_tokens(ATTN_PREFILL) sequences, whose tokens must be
+ * neighbours in the step.  Blocks here: those tokens, any of their sequences, and `prefix`; then
+ * each token's own ATTN_DECODE block with the same `prefix`, which goes on from `state`.  Same bits
+ * as without.  For ATTN_PREFILL blocks `prefix` must be 0.
  */
 bool kernels_attn_shares(const struct kernels *k); /* whether there is a kernel for this shape */
-void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a, bool programmatic);
-void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a, bool programmatic);
+void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q,
+                              const struct attn_plan_args *a, bool programmatic);
+void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a,
+                         bool programmatic);
 
 int32_t kernels_sample_parts(const struct kernels *k); /* a row */
 /* Four kernels. */
-void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a, int32_t rows,
-                    bool programmatic);
+void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,
+                    int32_t rows, bool programmatic);
 #endif
 
 #endif

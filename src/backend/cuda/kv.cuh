@@ -16,7 +16,8 @@ __device__ __forceinline__ constexpr uint32_t kv_row_bytes(void)
 template <kv_type_t TYPE>
 __device__ __forceinline__ uint32_t kv_piece(uint32_t row, uint32_t piece)
 {
-    if (TYPE == KV_BF16) return (piece >> 3) * (KV_ROWS * 128) + row * 128 + (((piece & 7) ^ (row & 7)) << 4);
+    if (TYPE == KV_BF16)
+        return (piece >> 3) * (KV_ROWS * 128) + row * 128 + (((piece & 7) ^ (row & 7)) << 4);
     return (piece >> 2) * (KV_ROWS * 64) + row * 64 + (((piece & 3) ^ (row >> 1 & 3)) << 4);
 }
 

@@ -193,23 +193,3 @@ void layout_cuda_unpack(void *data, void *scale, format_t f, const void *tiles, 
             tile_unpack(data, scale, &w,
                         (const uint8_t *)tiles + ((size_t)p * w.blocks + b) * w.t.bytes, p, b);
 }
-
-/* By element width (4, 8, 16 bits) and whether small scales lie in the tiles, 16 or 32 k each. */
-static const struct {
-    uint32_t bits, group;
-    const char *pack, *unpack;
-} kernels[] = {
-    {16, 0, "pack_16", "unpack_16"},       {8, 0, "pack_8", "unpack_8"},
-    {8, 32, "pack_8_g32", "unpack_8_g32"}, {4, 16, "pack_4_g16", "unpack_4_g16"},
-    {4, 32, "pack_4_g32", "unpack_4_g32"},
-};
-
-const char *layout_cuda_kernel(format_t f, bool to_tiles)
-{
-    struct tile_shape t = tile_shape(f);
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
-        if (kernels[i].bits == t.elem_bits && kernels[i].group == t.group)
-            return to_tiles ? kernels[i].pack : kernels[i].unpack;
-    CHECK(!"a format without layout kernels");
-    return NULL;
-}

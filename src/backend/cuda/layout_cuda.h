@@ -65,8 +65,7 @@ void layout_cuda_pack(void *tiles, format_t f, const void *data, const void *sca
 void layout_cuda_unpack(void *data, void *scale, format_t f, const void *tiles, uint32_t rows,
                         uint32_t cols, uint32_t panel0, uint32_t n);
 
-/* --- kernels (layout.cu), one block of LAYOUT_THREADS a tile: grid (blocks, panels), args below.
- */
+/* --- what the kernels of layout.cu take; repack.h launches them. */
 #define LAYOUT_THREADS 256
 struct layout_args {
     void *tiles;
@@ -74,8 +73,5 @@ struct layout_args {
     void *scale;  /* likewise */
     uint32_t rows, cols;
 };
-/* "pack_bf16", "unpack_bf16", ...: by element width and group (formats share them); to_tiles:
- * pack_*. */
-const char *layout_cuda_kernel(format_t f, bool to_tiles);
 
 #endif

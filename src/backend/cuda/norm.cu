@@ -3,10 +3,10 @@
  *
  *   grid     one block a row, NORM_THREADS threads, 8 elements a thread and turn
  *   memory   [NORM_MAX] f32 of the row in shared memory
- *   roles    all: make x, write it, keep it in shared memory; half a warp: the 16 lane chains of the
- *            sum of squares (16 banks a step: no conflicts); all: scale and round
- *   bound    bytes: (4 to 8 + 2) n a row, COMBINE 2 n top_k more.  At few rows the lane chain of n / 16
- *            FMAs is what counts: 0.3 us for n = 2048, the price of the CPU's bits.
+ *   roles    all: make x, write it, keep it in shared memory; half a warp: the 16 lane chains of
+ *            the sum of squares (16 banks a step: no conflicts); all: scale and round
+ *   bound    bytes: (4 to 8 + 2) n a row, COMBINE 2 n top_k more.  At few rows the lane chain of n
+ *            / 16 FMAs is what counts: 0.3 us for n = 2048, the price of the CPU's bits.
  */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/numerics.cuh"
@@ -33,13 +33,13 @@ __device__ __forceinline__ void store_f32(float *p, const struct eight &v)
 __device__ __forceinline__ struct eight load_bf16(const uint16_t *p)
 {
     uint4 u = *(const uint4 *)p;
-    return {{bf16_lo(u.x), bf16_hi(u.x), bf16_lo(u.y), bf16_hi(u.y), bf16_lo(u.z), bf16_hi(u.z), bf16_lo(u.w),
-             bf16_hi(u.w)}};
+    return {{bf16_lo(u.x), bf16_hi(u.x), bf16_lo(u.y), bf16_hi(u.y), bf16_lo(u.z), bf16_hi(u.z),
+             bf16_lo(u.w), bf16_hi(u.w)}};
 }
 
 /* The experts' sum at columns [i, i + 8); false: no expert contributes. */
-__device__ __forceinline__ bool combine(struct eight *out, const struct norm_args &a, const int32_t *row_of,
-                                        const float *weight, int i)
+__device__ __forceinline__ bool combine(struct eight *out, const struct norm_args &a,
+                                        const int32_t *row_of, const float *weight, int i)
 {
     bool any = false;
 #pragma unroll 4
@@ -48,7 +48,8 @@ __device__ __forceinline__ bool combine(struct eight *out, const struct norm_arg
         struct eight r = load_bf16(a.expert + (size_t)row_of[j] * a.n + i);
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            out->f[e] = any ? __fmaf_rn(weight[j], r.f[e], out->f[e]) : __fmul_rn(weight[j], r.f[e]);
+            out->f[e] =
+                any ? __fmaf_rn(weight[j], r.f[e], out->f[e]) : __fmul_rn(weight[j], r.f[e]);
         any = true;
     }
     return any;
@@ -65,8 +66,8 @@ __device__ __forceinline__ float inverse_rms(const float *row, int n, float eps)
 }
 
 template <norm_source_t SOURCE>
-__device__ __forceinline__ struct eight residual(const struct norm_args &a, size_t row, int i, const int32_t *row_of,
-                                                 const float *weight)
+__device__ __forceinline__ struct eight residual(const struct norm_args &a, size_t row, int i,
+                                                 const int32_t *row_of, const float *weight)
 {
     struct eight v = {};
     if (SOURCE == NORM_EMBED) {
@@ -121,16 +122,16 @@ __device__ __forceinline__ void norm_row(const struct norm_args &a)
         for (int e = 0; e < 8; e++)
             v.f[e] = __fmul_rn(__fmul_rn(v.f[e], inverse), w.f[e]);
         *(uint4 *)(a.out + (size_t)blockIdx.x * a.n + i) =
-            make_uint4(bf16_pack(v.f[0], v.f[1]), bf16_pack(v.f[2], v.f[3]), bf16_pack(v.f[4], v.f[5]),
-                       bf16_pack(v.f[6], v.f[7]));
+            make_uint4(bf16_pack(v.f[0], v.f[1]), bf16_pack(v.f[2], v.f[3]),
+                       bf16_pack(v.f[4], v.f[5]), bf16_pack(v.f[6], v.f[7]));
     }
 }
 
-#define NORM(name, source)                                                                         \
-    extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                     \
-        name(const __grid_constant__ struct norm_args a)                                           \
-    {                                                                                              \
-        norm_row<source>(a);                                                                       \
+#define NORM(name, source)                                     \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
+        name(const __grid_constant__ struct norm_args a)       \
+    {                                                          \
+        norm_row<source>(a);                                   \
     }
 NORM(norm_plain, NORM_PLAIN)
 NORM(norm_embed, NORM_EMBED)

@@ -81,8 +81,8 @@ __device__ __forceinline__ float exp_cpu(float x)
     return x < -87.3f ? 0.0f : p;
 }
 
-/* The same for x <= 0 that is no NaN (which gives some number): 2^n joins the exponent of p, which is in (0.7, 1.5), and
- * above 1 where n = -126. */
+/* The same for x <= 0 that is no NaN (which gives some number): 2^n joins the exponent of p,
+ * which is in (0.7, 1.5), and above 1 where n = -126. */
 __device__ __forceinline__ float exp_weight(float x)
 {
     float p, t = exp_parts(x, &p);

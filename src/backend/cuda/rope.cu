@@ -2,8 +2,8 @@
  * rope.cu - norm and rotate the heads of q and k, write k and v to their pages.
  *
  *   grid     (tokens, ceil((n_heads + 2 n_kv_heads) / 8)), 128 threads: half a warp a head
- *   memory   none shared: thread j holds elements j, j + 16, ... of its head, which are lane j of the
- *            norm's sum and both partners of the half-split rotation
+ *   memory   none shared: thread j holds elements j, j + 16, ... of its head, which are lane j of
+ *            the norm's sum and both partners of the half-split rotation
  *   bound    bytes: 4 a value of qkv read, 2 of q, 2 or 1 of k and v written
  *
  * K is rounded once, from f32 to the KV type; q to BF16.
@@ -27,7 +27,8 @@ __device__ __forceinline__ float inverse_rms(const float x[E], float eps)
 }
 
 template <int E>
-__device__ __forceinline__ void norm_rotate(float x[E], float inv, const uint16_t *w, const float *cs, const float *sn)
+__device__ __forceinline__ void norm_rotate(float x[E], float inv, const uint16_t *w,
+                                            const float *cs, const float *sn)
 {
     int lane = threadIdx.x & 15;
 #pragma unroll
@@ -89,14 +90,15 @@ __device__ __forceinline__ void rope_heads(const struct rope_args &a)
     size_t page = a.tables[a.seq[token] * a.table_ld + pos / KV_ROWS];
     if (is_v) head -= a.n_kv_heads;
     size_t tile = (page * a.n_kv_heads + head) * (KV_ROWS * HEAD_DIM * (TYPE == KV_BF16 ? 2 : 1));
-    write_kv<TYPE, E>((char *)(is_v ? a.v : a.k) + tile, pos % KV_ROWS, x, is_v ? a.v_scale : a.k_scale);
+    write_kv<TYPE, E>((char *)(is_v ? a.v : a.k) + tile, pos % KV_ROWS, x,
+                      is_v ? a.v_scale : a.k_scale);
 }
 
-#define ROPE(name, type, head_dim)                                                                 \
-    extern "C" __global__ void __launch_bounds__(ROPE_THREADS)                                     \
-        name(const __grid_constant__ struct rope_args a)                                           \
-    {                                                                                              \
-        rope_heads<type, head_dim>(a);                                                             \
+#define ROPE(name, type, head_dim)                             \
+    extern "C" __global__ void __launch_bounds__(ROPE_THREADS) \
+        name(const __grid_constant__ struct rope_args a)       \
+    {                                                          \
+        rope_heads<type, head_dim>(a);                         \
     }
 ROPE(rope_bf16_64, KV_BF16, 64)
 ROPE(rope_bf16_128, KV_BF16, 128)

@@ -2,8 +2,8 @@
  * round.cu - activations rounded as low-precision GEMMs of other devices round them (format/act.h).
  *
  *   grid     one block a row, 256 threads, 8 neighbouring columns a thread and turn
- *   roles    a group of 16, 32 or 128 columns is 2, 4 or 16 neighbouring threads: its largest magnitude by
- *            shuffles; NVFP4 per token: the row's first, in a pass of its own
+ *   roles    a group of 16, 32 or 128 columns is 2, 4 or 16 neighbouring threads: its largest
+ *            magnitude by shuffles; NVFP4 per token: the row's first, in a pass of its own
  *   bound    bytes: 2 read and 2 written a column
  *
  * Every operation is act.c's, in its order; the results are its bits.
@@ -21,7 +21,9 @@ __device__ __forceinline__ float2 through_e4m3(float lo, float hi)
     uint32_t h;
     float2 r;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(e4m3_pack(lo, hi)));
-    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(r.x), "=f"(r.y) : "r"(h));
+    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
+        : "=f"(r.x), "=f"(r.y)
+        : "r"(h));
     return r;
 }
 
@@ -29,8 +31,14 @@ __device__ __forceinline__ float2 through_e4m3(float lo, float hi)
 __device__ __forceinline__ float through_e2m1(float x)
 {
     float a = fabsf(x);
-    float v = a <= 0.25f ? 0.0f : a < 0.75f ? 0.5f : a <= 1.25f ? 1.0f : a < 1.75f ? 1.5f : a <= 2.5f ? 2.0f
-              : a < 3.5f ? 3.0f : a <= 5.0f ? 4.0f : 6.0f;
+    float v = a <= 0.25f   ? 0.0f
+              : a < 0.75f  ? 0.5f
+              : a <= 1.25f ? 1.0f
+              : a < 1.75f  ? 1.5f
+              : a <= 2.5f  ? 2.0f
+              : a < 3.5f   ? 3.0f
+              : a <= 5.0f  ? 4.0f
+                           : 6.0f;
     return x < 0.0f ? -v : v;
 }
 
@@ -116,7 +124,8 @@ __device__ __forceinline__ float row_largest(const uint16_t *x, int n)
     return a;
 }
 
-extern "C" __global__ void __launch_bounds__(ROUND_THREADS) round_rows(const __grid_constant__ struct round_args a)
+extern "C" __global__ void __launch_bounds__(ROUND_THREADS)
+    round_rows(const __grid_constant__ struct round_args a)
 {
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
@@ -139,7 +148,8 @@ extern "C" __global__ void __launch_bounds__(ROUND_THREADS) round_rows(const __g
         else
             round_nvfp4(v, g);
         bool zero = a.kind == ROUND_NVFP4_PER_TOKEN && !(scale > 0.0f);
-        uint4 out = make_uint4(bf16_pack(v[0], v[1]), bf16_pack(v[2], v[3]), bf16_pack(v[4], v[5]), bf16_pack(v[6], v[7]));
+        uint4 out = make_uint4(bf16_pack(v[0], v[1]), bf16_pack(v[2], v[3]), bf16_pack(v[4], v[5]),
+                               bf16_pack(v[6], v[7]));
         if (i < a.n) *(uint4 *)(a.out + row * a.n + i) = zero ? make_uint4(0, 0, 0, 0) : out;
     }
 }

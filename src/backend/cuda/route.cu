@@ -1,15 +1,17 @@
 /*
  * route.cu - router logits to experts, weights and rows.
  *
- *   route_4, _8, _16   one warp a token, that many experts a thread (e = lane + 32 i); the last block
- *                      to finish makes the plan
+ *   route_4, _8, _16   one warp a token, that many experts a thread (e = lane + 32 i); the last
+ *                      block to finish makes the plan
  *   route_plan         the plan alone, from packed ids; one block
  *
- *   plan     a counting sort by one block: each warp counts its equal share of the entries by expert
- *            (match_any: a leader a value, so no atomics), one thread an expert adds up the warps and a
- *            scan the experts, then the warps walk their share again and give out rows in order
+ *   plan     a counting sort by one block: each warp counts its equal share of the entries by
+ *            expert (match_any: a leader a value, so no atomics), one thread an expert adds up the
+ *            warps and a scan the experts, then the warps walk their share again and give out rows
+ *            in order
  *   memory   [warps][n_local] counts, dynamic
- *   bound    none that matters: 4 n_experts bytes a token; 65,536 entries are 64 turns of each warp, twice
+ *   bound    none that matters: 4 n_experts bytes a token; 65,536 entries are 64 turns of each
+ *            warp, twice
  */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/numerics.cuh"
@@ -92,7 +94,8 @@ __device__ __forceinline__ void top_k(const struct route_args &a, int token)
         int j = lane + 32 * h;
         float weight = a.normalise ? __fdiv_rn(w[h], total) : w[h];
         if (j < a.top_k)
-            a.packed[(size_t)token * a.top_k + j] = (uint32_t)(nowhere ? -1 : id[h]) << 16 | f32_bf16(weight);
+            a.packed[(size_t)token * a.top_k + j] =
+                (uint32_t)(nowhere ? -1 : id[h]) << 16 | f32_bf16(weight);
     }
 }
 
@@ -104,8 +107,10 @@ __device__ __forceinline__ int local_expert(const struct route_args &a, int i, i
     return e >= 0 && e < a.n_local ? e : -1;
 }
 
-/* counts[w][e] = the first row of warp w's entries of expert e.  Threads above n_local help to scan. */
-__device__ __forceinline__ void scan_counts(const struct route_args &a, uint32_t *counts, int n_warps)
+/* counts[w][e] = the first row of warp w's entries of expert e.  Threads above n_local help to
+ * scan. */
+__device__ __forceinline__ void scan_counts(const struct route_args &a, uint32_t *counts,
+                                            int n_warps)
 {
     __shared__ uint32_t warp_sum[ROUTE_WARPS];
     int e = threadIdx.x, lane = e & 31;
@@ -138,7 +143,8 @@ __device__ __forceinline__ void plan(const struct route_args &a)
 {
     extern __shared__ uint32_t counts[];
     int n = a.n_tokens * a.top_k, share = (n + ROUTE_THREADS - 1) / ROUTE_THREADS * 32;
-    int n_warps = share ? (n + share - 1) / share : 0, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    int n_warps = share ? (n + share - 1) / share : 0, warp = threadIdx.x / 32,
+        lane = threadIdx.x & 31;
     int begin = warp * share, end = begin + share < n ? begin + share : n;
     uint32_t *mine = counts + warp * a.n_local, below = (1u << lane) - 1;
     for (int i = threadIdx.x; i < n_warps * a.n_local; i += ROUTE_THREADS)
@@ -185,11 +191,11 @@ __device__ __forceinline__ void route(const struct route_args &a)
     plan(a);
 }
 
-#define ROUTE(n)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS)                                    \
-        route_##n(const __grid_constant__ struct route_args a)                                     \
-    {                                                                                              \
-        route<n>(a);                                                                               \
+#define ROUTE(n)                                                \
+    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) \
+        route_##n(const __grid_constant__ struct route_args a)  \
+    {                                                           \
+        route<n>(a);                                            \
     }
 ROUTE(4)
 ROUTE(8)

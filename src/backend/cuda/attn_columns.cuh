@@ -1,160 +1,34 @@
 /*
- * attn.cu - paged attention for few query columns (decode, and prefill where attn_prefill.cu has no kernel).
+ * attn_columns.cuh - paged attention for few query columns: decode, and prefill of few tokens or
+ * where attn_prefill.cu has no kernel.
  *
- * A column is one query head of one token; a block's columns share a KV head, so its keys are the 16 rows
- * of mma.sync m16n8k16 and the columns its n8 side.  An item is one chunk of one KV head of one block.
+ * A column is one query head of one token; a block's columns share a KV head, so its keys are the
+ * 16 rows of mma.sync m16n8k16 and the columns its n8 side.  An item is one chunk of one KV head of
+ * one block.
  *
- *   grid     persistent blocks, two a multiprocessor (one for 64 columns); each takes a run of items
+ *   grid     persistent blocks, two a multiprocessor (one for 64 columns); each takes a run of
+ *            items
  *   roles    warps 0-7: arithmetic; warp 8: copies K and V stages ahead, also across items
- *   memory   ring of stages (4 tiles = 64 keys of K or V, one bulk copy a tile, full and empty mbarriers);
- *            q and P as B fragments; 8 warp maxima, row sum and position of each column
- *   a chunk  scores: warp w has tiles 2w and 2w + 1; maxima through shared memory; P to shared memory;
- *            output: each warp owns 16 of head_dim (or 2 x 16) and walks all keys in order; one warp an
- *            n8 block sums P by lanes on the way; fold in registers.  Two barriers.
- *   pairs    (block, KV head) that lie in one run are finished in registers; those cut by the border of
- *            a run leave (m, l, O) a chunk in `partial`, and the last one to arrive folds them in order
- *   bound    bytes of K and V: 4,390 GB/s.  A bf16 chunk of 128 KB is 4 us of one multiprocessor's share
- *            of that; its arithmetic takes under 1 us (one column block).
+ *   memory   ring of stages (4 tiles = 64 keys of K or V, one bulk copy a tile, full and empty
+ *            mbarriers); q and P as B fragments; 8 warp maxima, row sum and position of each column
+ *   a chunk  scores: warp w has tiles 2w and 2w + 1; maxima through shared memory; P to shared
+ *            memory; output: each warp owns 16 of head_dim (or 2 x 16) and walks all keys in order;
+ *            one warp an n8 block sums P by lanes on the way; fold in registers.  Two barriers.
+ *   pairs    (block, KV head) that lie in one run are finished in registers; those cut by the
+ *            border of a run leave (m, l, O) a chunk in `partial`, and the last one to arrive folds
+ *            them in order
+ *   bound    bytes of K and V at 4,390 GB/s.  A chunk is some 1,700 instructions a warp: 1.2 us
+ *            of a multiprocessor's issue slots, where a bf16 chunk's 128 KB are 4 us of its share
+ *            of the bandwidth, an e4m3 chunk's 2 us.
  */
-#include "backend/cuda/attn.cuh"
+#ifndef BACKEND_CUDA_ATTN_COLUMNS_CUH
+#define BACKEND_CUDA_ATTN_COLUMNS_CUH
+
+#include "backend/cuda/attn_items.cuh"
 #include "backend/cuda/fragment.cuh"
 
-enum {
-    WARPS = 8,
-    THREADS = WARPS * 32 + 32,
-    STAGE_TILES = 4,
-    CHUNK_TILES = ATTN_CHUNK / KV_ROWS,
-};
-
-template <kv_type_t TYPE, int HEAD_DIM, int NT>
-struct shape {
-    static constexpr int COLS = NT * 8;
-    static constexpr int STEPS = HEAD_DIM / 16;               /* k16 steps of the scores, d blocks of the output */
-    static constexpr int OWN = (STEPS + WARPS - 1) / WARPS;   /* d blocks a warp */
-    static constexpr uint32_t TILE = KV_ROWS * HEAD_DIM * (TYPE == KV_BF16 ? 2 : 1);
-    static constexpr uint32_t STAGE = TILE * STAGE_TILES;
-    static constexpr uint32_t Q_BYTES = STEPS * NT * 32 * 8;
-    static constexpr uint32_t P_BYTES = CHUNK_TILES * NT * 32 * 8;
-    static constexpr int AHEAD = NT <= 2 ? (STEPS * NT + WARPS - 1) / WARPS : 0; /* of the next q, a thread */
-    static constexpr int STAGES = ATTN_STAGES(TYPE, HEAD_DIM, NT);
-    static_assert(STAGE == ATTN_STAGE_BYTES(TYPE, HEAD_DIM), "kernels.h");
-    static_assert(Q_BYTES + P_BYTES + COLS * 4 * (WARPS + 2) + ATTN_STAGES_MAX * 16 == ATTN_FIXED_BYTES(HEAD_DIM, NT),
-                  "kernels.h");
-    static_assert(STAGES >= 4, "warps wait for a chunk's four K stages at once");
-};
-
-/* Shared memory, in this order. */
-template <class S>
-struct map {
-    uint32_t stages, full, empty;
-    uint2 *q, *p;
-    float *warp_max, *total;
-    int32_t *pos;
-    __device__ __forceinline__ map(char *smem)
-    {
-        stages = smem_addr(smem);
-        q = (uint2 *)(smem + S::STAGES * S::STAGE);
-        p = q + S::Q_BYTES / 8;
-        warp_max = (float *)(p + S::P_BYTES / 8);
-        total = warp_max + WARPS * S::COLS;
-        pos = (int32_t *)(total + S::COLS);
-        full = smem_addr(pos + S::COLS);
-        empty = full + ATTN_STAGES_MAX * 8;
-    }
-};
-
-/* Position of the ring: stage and the phase of its barriers. */
-template <int STAGES>
-struct ring {
-    int stage;
-    uint32_t phase;
-    __device__ __forceinline__ void next(void)
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-    __device__ __forceinline__ ring plus(int n) const
-    {
-        ring r = *this;
-        for (int i = 0; i < n; i++)
-            r.next();
-        return r;
-    }
-};
-
-/* A walk over items; chunks count from the end of the shared prefix. */
-struct cursor {
-    int block, head, chunk, n_chunks;
-    struct attn_span span;
-    __device__ __forceinline__ void load(const struct attn_args &a)
-    {
-        span = a.spans[block];
-        n_chunks = chunk_count(span.n_keys, a.first_chunk) - span.prefix;
-    }
-    __device__ __forceinline__ struct chunk keys(const struct attn_args &a) const
-    {
-        return chunk_at(chunk + span.prefix, span.n_keys, a.first_chunk);
-    }
-    __device__ __forceinline__ void find(const struct attn_args &a, int item)
-    {
-        int lo = 0, hi = a.n_blocks; /* spans[lo].first <= item < spans[hi].first */
-        while (hi - lo > 1) {
-            int mid = (lo + hi) / 2;
-            if (a.spans[mid].first <= item)
-                lo = mid;
-            else
-                hi = mid;
-        }
-        block = lo;
-        load(a);
-        head = (item - span.first) / n_chunks;
-        chunk = (item - span.first) % n_chunks;
-    }
-    __device__ __forceinline__ void next(const struct attn_args &a)
-    {
-        if (++chunk < n_chunks) return;
-        chunk = 0;
-        if (++head < a.n_kv_heads) return;
-        head = 0;
-        n_chunks = 0;
-        while (n_chunks == 0 && ++block < a.n_blocks)
-            load(a);
-    }
-};
-
-template <kv_type_t TYPE, int HEAD_DIM, int NT>
-__device__ __forceinline__ void produce(const struct attn_args &a, const map<shape<TYPE, HEAD_DIM, NT>> &m, int begin,
-                                        int end)
-{
-    using S = shape<TYPE, HEAD_DIM, NT>;
-    int lane = threadIdx.x & 31;
-    ring<S::STAGES> r = {0, 1};
-    struct cursor at;
-    at.find(a, begin);
-    for (int item = begin; item < end; item++, at.next(a)) {
-        struct chunk c = at.keys(a);
-        int n_tiles = (c.n + KV_ROWS - 1) / KV_ROWS;
-        int64_t page = 0;
-        if (lane < n_tiles) page = a.tables[at.span.seq * a.table_ld + c.key0 / KV_ROWS + lane];
-        for (int is_v = 0; is_v < 2; is_v++) {
-            const char *base = (const char *)(is_v ? a.v : a.k);
-            for (int t = 0; t < n_tiles; t += STAGE_TILES, r.next()) {
-                int n = n_tiles - t < STAGE_TILES ? n_tiles - t : STAGE_TILES;
-                int64_t own = __shfl_sync(FULL_WARP, page, t + (lane & (STAGE_TILES - 1)));
-                mbarrier_wait(m.empty + r.stage * 8, r.phase);
-                if (lane == 0) mbarrier_arrive_expect_tx(m.full + r.stage * 8, n * S::TILE);
-                __syncwarp();
-                if (lane < n)
-                    cp_async_bulk(m.stages + r.stage * S::STAGE + lane * S::TILE,
-                                  base + (own * a.n_kv_heads + at.head) * S::TILE, S::TILE, m.full + r.stage * 8);
-            }
-        }
-    }
-}
-
-/* One thread's part of the arithmetic: warps 0-7.  Its columns are those of its accumulators: n * 8 + c2 + i. */
+/* One thread's part of the arithmetic: warps 0-7.  Its columns are those of its accumulators: n
+ * * 8 + c2 + i. */
 template <kv_type_t TYPE, int HEAD_DIM, int NT>
 struct consumer {
     using S = shape<TYPE, HEAD_DIM, NT>;
@@ -162,10 +36,10 @@ struct consumer {
     const map<S> m;
     ring<S::STAGES> r;
     struct cursor at;
-    int warp, lane, g, c2;    /* row of an accumulator, first column of it */
-    float o[S::OWN][NT][4];   /* folded output */
-    float top[NT][2];         /* maximum of the columns so far */
-    struct fold f[NT][2];     /* how the chunk joins */
+    int warp, lane, g, c2;  /* row of an accumulator, first column of it */
+    float o[S::OWN][NT][4]; /* folded output */
+    float top[NT][2];       /* maximum of the columns so far */
+    struct fold f[NT][2];   /* how the chunk joins */
     float chunk_max[NT][2];
     /* The same of column block `warp`, in warps below NT, and its row sums. */
     float own_top[2], own_max[2], sum[2], chunk_sum[2];
@@ -173,7 +47,8 @@ struct consumer {
     uint2 ahead[S::AHEAD + 1]; /* q of the next pair */
 
     __device__ __forceinline__ consumer(const struct attn_args &args, const map<S> &map_)
-        : a(args), m(map_), r{0, 0}, warp(threadIdx.x / 32), lane(threadIdx.x & 31), g(lane >> 2), c2((lane & 3) * 2)
+        : a(args), m(map_), r{0, 0}, warp(threadIdx.x / 32), lane(threadIdx.x & 31), g(lane >> 2),
+          c2((lane & 3) * 2)
     {
     }
 
@@ -187,7 +62,8 @@ struct consumer {
         return at.span.n * a.group;
     }
 
-    __device__ __forceinline__ size_t row_of(const struct cursor &p, int col) /* of q and out, in heads */
+    __device__ __forceinline__ size_t row_of(const struct cursor &p,
+                                             int col) /* of q and out, in heads */
     {
         size_t token = p.span.token + col / a.group;
         return token * (a.n_kv_heads * a.group) + p.head * a.group + col % a.group;
@@ -199,7 +75,8 @@ struct consumer {
         int col = i / 32 % NT * 8 + g, step = i / 32 / NT;
         if (i >= S::STEPS * NT * 32 || col >= p.span.n * a.group) return make_uint2(0, 0);
         const uint16_t *q = a.q + row_of(p, col) * HEAD_DIM;
-        return make_uint2(*(const uint32_t *)(q + q_elem<TYPE>(step, 0)), *(const uint32_t *)(q + q_elem<TYPE>(step, 1)));
+        return make_uint2(*(const uint32_t *)(q + q_elem<TYPE>(step, 0)),
+                          *(const uint32_t *)(q + q_elem<TYPE>(step, 1)));
     }
 
     __device__ __forceinline__ void fetch_ahead(const struct cursor &p)
@@ -209,12 +86,14 @@ struct consumer {
             ahead[i] = q_fragment(p, threadIdx.x + i * WARPS * 32);
     }
 
-    /* q of all columns to shared memory, and the columns' positions.  All warps are past the last pair's scores. */
+    /* q of all columns to shared memory, and the columns' positions.  All warps are past the
+     * last pair's scores. */
     __device__ __forceinline__ void start_pair(void)
     {
 #pragma unroll
         for (int i = 0; i < S::AHEAD; i++)
-            if (threadIdx.x + i * WARPS * 32 < S::STEPS * NT * 32) m.q[threadIdx.x + i * WARPS * 32] = ahead[i];
+            if (threadIdx.x + i * WARPS * 32 < S::STEPS * NT * 32)
+                m.q[threadIdx.x + i * WARPS * 32] = ahead[i];
         if (S::AHEAD == 0)
             for (int i = threadIdx.x; i < S::STEPS * NT * 32; i += WARPS * 32)
                 m.q[i] = q_fragment(at, i);
@@ -243,11 +122,13 @@ struct consumer {
 #pragma unroll
                     for (int h = 0; h < 2; h++)
                         if (warp + d * WARPS < S::STEPS)
-                            o[d][n][h * 2 + i] = a.state[row * HEAD_DIM + elem_of_row<TYPE>(warp + d * WARPS, h)];
+                            o[d][n][h * 2 + i] =
+                                a.state[row * HEAD_DIM + elem_of_row<TYPE>(warp + d * WARPS, h)];
             }
     }
 
-    /* s = scaled scores of two neighbouring tiles, -inf where a key is none or comes after the column's token. */
+    /* s = scaled scores of two neighbouring tiles, -inf where a key is none or comes after the
+     * column's token. */
     __device__ __forceinline__ void scores(float s[2][NT][4], uint32_t tile, int key0, int end)
     {
 #pragma unroll
@@ -273,7 +154,8 @@ struct consumer {
                     mma_m16n8k16_bf16(s[1][n], k[1][i], q);
                 }
         }
-        bool all = key0 + 2 * KV_ROWS <= end && key0 + 2 * KV_ROWS <= at.span.n_keys - at.span.n + 1;
+        bool all =
+            key0 + 2 * KV_ROWS <= end && key0 + 2 * KV_ROWS <= at.span.n_keys - at.span.n + 1;
 #pragma unroll
         for (int t = 0; t < 2; t++)
 #pragma unroll
@@ -301,12 +183,14 @@ struct consumer {
             float x[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                x[i] = max_nan(max_nan(s[0][n][i], s[0][n][i + 2]), max_nan(s[1][n][i], s[1][n][i + 2]));
+                x[i] = max_nan(max_nan(s[0][n][i], s[0][n][i + 2]),
+                               max_nan(s[1][n][i], s[1][n][i + 2]));
 #pragma unroll
                 for (int w = 4; w < 32; w *= 2)
                     x[i] = max_nan(x[i], __shfl_xor_sync(FULL_WARP, x[i], w));
             }
-            if (lane < 4) *(float2 *)&m.warp_max[warp * S::COLS + n * 8 + c2] = make_float2(x[0], x[1]);
+            if (lane < 4)
+                *(float2 *)&m.warp_max[warp * S::COLS + n * 8 + c2] = make_float2(x[0], x[1]);
         }
     }
 
@@ -349,8 +233,8 @@ struct consumer {
                 float mc = chunk_max[n][i % 2];
                 p[i] = exp_weight(__fsub_rn(s[n][i], mc == ATTN_NONE ? 0.0f : mc));
             }
-            m.p[(tile * NT + n) * 32 + lane] =
-                make_uint2(movmatrix_trans(bf16_pack(p[0], p[1])), movmatrix_trans(bf16_pack(p[2], p[3])));
+            m.p[(tile * NT + n) * 32 + lane] = make_uint2(movmatrix_trans(bf16_pack(p[0], p[1])),
+                                                          movmatrix_trans(bf16_pack(p[2], p[3])));
         }
     }
 
@@ -419,16 +303,19 @@ struct consumer {
     }
 
     /* Through the chunk: afterwards acc, chunk_max, chunk_sum and f are the chunk's. */
-    __device__ __forceinline__ void chunk(float acc[S::OWN][NT][4], bool first, bool fetch, const struct cursor &next)
+    __device__ __forceinline__ void chunk(float acc[S::OWN][NT][4], bool first, bool fetch,
+                                          const struct cursor &next)
     {
         struct chunk c = at.keys(a);
-        int n_tiles = (c.n + KV_ROWS - 1) / KV_ROWS, n_stages = (n_tiles + STAGE_TILES - 1) / STAGE_TILES;
+        int n_tiles = (c.n + KV_ROWS - 1) / KV_ROWS,
+            n_stages = (n_tiles + STAGE_TILES - 1) / STAGE_TILES;
         int tile = warp * 2, in_stage = tile % STAGE_TILES;
         float s[2][NT][4];
         if (warp / 2 < n_stages) { /* two warps a stage: each counts for four at its barrier */
             ring<S::STAGES> own = r.plus(warp / 2);
             mbarrier_wait(m.full + own.stage * 8, own.phase);
-            scores(s, m.stages + own.stage * S::STAGE + in_stage * S::TILE, c.key0 + tile * KV_ROWS, c.key0 + c.n);
+            scores(s, m.stages + own.stage * S::STAGE + in_stage * S::TILE, c.key0 + tile * KV_ROWS,
+                   c.key0 + c.n);
             __syncwarp();
             if (lane < WARPS / 2) mbarrier_arrive(m.empty + own.stage * 8);
         } else {
@@ -462,8 +349,8 @@ struct consumer {
                 for (int d = 0; d < S::OWN; d++)
 #pragma unroll
                     for (int h = 0; h < 2; h++)
-                        o[d][n][h * 2 + i] = fold_apply(o[d][n][h * 2 + i], acc[d][n][h * 2 + i], f[n][i],
-                                                        chunk_max[n][i], first);
+                        o[d][n][h * 2 + i] = fold_apply(o[d][n][h * 2 + i], acc[d][n][h * 2 + i],
+                                                        f[n][i], chunk_max[n][i], first);
             }
     }
 
@@ -489,11 +376,13 @@ struct consumer {
 #pragma unroll
                     for (int h = 0; h < 2; h++)
                         if (warp + d * WARPS < S::STEPS)
-                            out[elem_of_row<TYPE>(warp + d * WARPS, h)] = result(o[d][n][h * 2 + i], m.total[col]);
+                            out[elem_of_row<TYPE>(warp + d * WARPS, h)] =
+                                result(o[d][n][h * 2 + i], m.total[col]);
             }
     }
 
-    /* Workspace of chunk `c` of the pair that starts in run `owner`: O [COLS][HEAD_DIM], m, l [COLS]. */
+    /* Workspace of chunk `c` of the pair that starts in run `owner`: O [COLS][HEAD_DIM], m, l
+     * [COLS]. */
     __device__ __forceinline__ float *slot(int owner, int c)
     {
         return a.partial + ((size_t)owner * a.max_chunks + c) * (S::COLS * (HEAD_DIM + 2));
@@ -502,8 +391,10 @@ struct consumer {
     __device__ __forceinline__ void leave(const float acc[S::OWN][NT][4], float *to)
     {
         if (warp < NT && lane < 4) {
-            *(float2 *)&to[S::COLS * HEAD_DIM + warp * 8 + c2] = make_float2(own_max[0], own_max[1]);
-            *(float2 *)&to[S::COLS * (HEAD_DIM + 1) + warp * 8 + c2] = make_float2(chunk_sum[0], chunk_sum[1]);
+            *(float2 *)&to[S::COLS * HEAD_DIM + warp * 8 + c2] =
+                make_float2(own_max[0], own_max[1]);
+            *(float2 *)&to[S::COLS * (HEAD_DIM + 1) + warp * 8 + c2] =
+                make_float2(chunk_sum[0], chunk_sum[1]);
         }
 #pragma unroll
         for (int n = 0; n < NT; n++)
@@ -516,7 +407,8 @@ struct consumer {
 #pragma unroll
                     for (int h = 0; h < 2; h++)
                         if (warp + d * WARPS < S::STEPS)
-                            to[col * HEAD_DIM + elem_of_row<TYPE>(warp + d * WARPS, h)] = acc[d][n][h * 2 + i];
+                            to[col * HEAD_DIM + elem_of_row<TYPE>(warp + d * WARPS, h)] =
+                                acc[d][n][h * 2 + i];
             }
     }
 
@@ -537,7 +429,8 @@ struct consumer {
 #pragma unroll 8
             for (int c = 0; c < at.n_chunks; c++) {
                 const float *from = slot(owner, c);
-                float mc = __ldcg(from + S::COLS * HEAD_DIM + col), lc = __ldcg(from + S::COLS * (HEAD_DIM + 1) + col);
+                float mc = __ldcg(from + S::COLS * HEAD_DIM + col),
+                      lc = __ldcg(from + S::COLS * (HEAD_DIM + 1) + col);
                 float4 o_ = __ldcg((const float4 *)from + i);
                 bool first = c == 0 && !go_on;
                 struct fold j = fold_begin(&high, mc, first);
@@ -547,7 +440,8 @@ struct consumer {
                 x.z = fold_apply(x.z, o_.z, j, mc, first);
                 x.w = fold_apply(x.w, o_.w, j, mc, first);
             }
-            ushort4 out = make_ushort4(result(x.x, l), result(x.y, l), result(x.z, l), result(x.w, l));
+            ushort4 out =
+                make_ushort4(result(x.x, l), result(x.y, l), result(x.z, l), result(x.w, l));
             *(ushort4 *)(a.out + row_of(at, col) * HEAD_DIM + i % QUADS * 4) = out;
         }
     }
@@ -631,42 +525,14 @@ __device__ __forceinline__ void attend(const struct attn_args &a)
     }
 }
 
-/* One warp: items before each block. */
-extern "C" __global__ void __launch_bounds__(32) attn_plan(const __grid_constant__ struct attn_plan_args a)
-{
-    griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
-    int lane = threadIdx.x, before = 0;
-    for (int i0 = 0; i0 <= a.n_blocks; i0 += 32) {
-        struct attn_span s = {};
-        int i = i0 + lane, items = 0;
-        if (i < a.n_blocks) {
-            struct attn_block b = a.blocks[i];
-            int n_keys = b.n <= 0 ? 0 : a.of_prefix ? b.prefix * ATTN_CHUNK : a.pos[b.token + b.n - 1] + 1;
-            s = {0, b.token, b.n, b.seq, n_keys, n_keys && !a.of_prefix ? b.prefix : 0};
-            items = (chunk_count(n_keys, a.first_chunk) - s.prefix) * a.n_kv_heads;
-        }
-        int sum = items;
-        for (int w = 1; w < 32; w *= 2) {
-            int x = __shfl_up_sync(FULL_WARP, sum, w);
-            if (lane >= w) sum += x;
-        }
-        s.first = before + sum - items;
-        if (i == a.n_blocks) s.token = (s.first + a.n_runs - 1) / a.n_runs;
-        if (i <= a.n_blocks) a.spans[i] = s;
-        before += __shfl_sync(FULL_WARP, sum, 31);
+/* Decode (groups up to 8 and up to 16) and short prefill of one KV type and head_dim. */
+#define ATTN(name, type, head_dim, nt)                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, ATTN_PER_SM(head_dim, nt)) \
+        attn_##name##_##head_dim##_##nt(const __grid_constant__ struct attn_args a)  \
+    {                                                                                \
+        attend<type, head_dim, nt>(a);                                               \
     }
-}
+#define ATTN_HEAD_DIM(name, type, head_dim) \
+    ATTN(name, type, head_dim, 1) ATTN(name, type, head_dim, 2) ATTN(name, type, head_dim, 8)
 
-#define ATTN(name, type, head_dim, nt)                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, ATTN_PER_SM(head_dim, nt))               \
-        attn_##name##_##head_dim##_##nt(const __grid_constant__ struct attn_args a)                \
-    {                                                                                              \
-        attend<type, head_dim, nt>(a);                                                             \
-    }
-#define ATTN_TYPE(name, type)                                                                      \
-    ATTN(name, type, 64, 1) ATTN(name, type, 64, 2) ATTN(name, type, 64, 8)                        \
-    ATTN(name, type, 128, 1) ATTN(name, type, 128, 2) ATTN(name, type, 128, 8)                     \
-    ATTN(name, type, 256, 1) ATTN(name, type, 256, 2) ATTN(name, type, 256, 8)
-ATTN_TYPE(bf16, KV_BF16)
-ATTN_TYPE(e4m3, KV_E4M3)
+#endif
