@@ -1,5 +1,5 @@
 #include "backend/cuda/weights.h"
-#include "backend/cuda/layout_cuda.h"
+#include "backend/cuda/repack.h"
 #include "base/mem.h"
 #include <pthread.h>
 #include <string.h>
@@ -22,7 +22,7 @@ struct weights {
     struct device *d;
     struct region *arenas[ARENAS];
     bool taken[ARENAS];
-    struct kernel pack[FORMAT_COUNT], unpack[FORMAT_COUNT];
+    struct repack repack;
     pthread_mutex_t lock; /* of lanes' busy, failed, error */
     pthread_cond_t freed;
     struct lane lanes[LANES];
@@ -162,9 +162,10 @@ static void convert(struct weights *w, struct lane *l, bool pack, char *at,
         a.data = dev;
     else
         a.scale = dev;
-    queue_launch(
-        l->q, pack ? &w->pack[r->format] : &w->unpack[r->format],
-        (struct launch){.grid = {blocks, tile_panels((uint32_t)n)}, .threads = LAYOUT_THREADS}, &a);
+    if (pack)
+        repack_to_tiles(&w->repack, l->q, r->format, &a);
+    else
+        repack_from_tiles(&w->repack, l->q, r->format, &a);
 }
 
 /* Rows that fit a lane: whole panels. */
@@ -318,12 +319,7 @@ err_t weights_new(struct weights **out, struct device *d, struct err *e)
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->freed, NULL);
     err_t rc = open_lanes(w, e);
-    for (format_t f = 0; rc == OK && f < FORMAT_COUNT; f++) {
-        size_t args = sizeof(struct layout_args);
-        rc = device_kernel(&w->pack[f], d, layout_cuda_kernel(f, true), args, 0, e);
-        if (rc == OK)
-            rc = device_kernel(&w->unpack[f], d, layout_cuda_kernel(f, false), args, 0, e);
-    }
+    if (rc == OK) rc = repack_open(&w->repack, d, e);
     if (rc != OK) {
         weights_free(w);
         return rc;

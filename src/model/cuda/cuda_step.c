@@ -382,6 +382,7 @@ void cuda_submit(struct model *base, const struct step *st)
 {
     struct cuda_model *m = (struct cuda_model *)base;
     if (m->failed != OK) return;
+    device_use(m->d); /* whatever thread this is: graphs are made in the current context */
     cuda_read_scales(m);
     if (!reserve_extra(m, st)) {
         fail(m, ERR_NOMEM, "no memory for the sampling parameters of a step");
