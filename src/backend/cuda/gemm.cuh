@@ -426,8 +426,8 @@ __device__ __forceinline__ void consume(const struct gemm_args &a, const struct 
             }
             bool fresh = S::CHAINS && (b + kb) % 2 == 0;
             if (fresh) { /* both are at hand when the chain ends */
-                int row = pair ? w.m / 2 : w.m,
-                    columns = (a.k + 127) / 128; /* a tile has one pair */
+                int row = pair ? w.m / 2 : w.m; /* a tile has one pair of panels */
+                int columns = (a.k + 127) / 128;
                 chain_scale[0] = __ldg(w0->scale + (size_t)row * columns + (b + kb) / 2);
                 chain_scale[1] = __ldg(w1->scale + (size_t)row * columns + (b + kb) / 2);
             }
@@ -481,14 +481,14 @@ __device__ __forceinline__ void consume_all(const struct gemm_args &a, const str
         consume<F, SIZE, width_max>(a, at, &r, w); \
         continue;                                  \
     }
+        /* clang-format off */
         if (SIZE == GEMM_SMALL) {
             TRY(8) TRY(16) TRY(24) TRY(32)
         } else {
-            TRY(16) TRY(32) TRY(48) TRY(64) TRY(80) TRY(96) if (S::NMAX > 96)
-            {
-                TRY(112) TRY(128)
-            }
+            TRY(16) TRY(32) TRY(48) TRY(64) TRY(80) TRY(96)
+            if (S::NMAX > 96) { TRY(112) TRY(128) }
         }
+        /* clang-format on */
 #undef TRY
     }
 }
