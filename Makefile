@@ -124,9 +124,13 @@ $(CUDA_BENCHES): $(OUT)/bench/%: bench/%.c $(OUT)/libmoult.a $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(OUT)/libmoult.a -Wl,--as-needed $(LIBS)
 cuda-benches: $(CUDA_BENCHES)
-check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS))
+# Tests of the model and the engine, which run on the host or, told so, on the GPU.
+MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine)
+model-tests: $(MODEL_TESTS)
+check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS) $(MODEL_TESTS))
 	@[ $(CUDA) = 1 ] || { echo 'check-cuda needs CUDA=1, and that needs nvcc'; exit 1; }
 	@set -e; for t in $(CUDA_TESTS); do echo "== $$t"; $$t; done
+	@set -e; for t in $(MODEL_TESTS); do echo "== $$t, on the GPU"; MOULT_TEST_DEVICE=cuda $$t; done
 
 # Small programs that tests drive (oracles in other languages).
 TOOLS   := $(patsubst test/tools/%.c,$(OUT)/tools/%,$(sort $(wildcard test/tools/*.c)))
@@ -202,5 +206,5 @@ install: $(OUT)/moult $(OUT)/libmoult.so $(OUT)/moult.1 $(OUT)/moult.bash
 clean:
 	rm -rf build
 
-.PHONY: all lib tests unit tools docs cuda-tests cuda-benches check-cuda fuzz fuzz-lib layers bench check check-quick install clean FORCE
+.PHONY: all lib tests unit tools docs cuda-tests model-tests cuda-benches check-cuda fuzz fuzz-lib layers bench check check-quick install clean FORCE
 -include $(OBJ:.o=.d) $(PICOBJ:.o=.d) $(TESTS:=.d) $(TOOLS:=.d) $(CUDA_TESTS:=.d) $(FATBINS:.fatbin=.d)
