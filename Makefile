@@ -81,13 +81,13 @@ build/cuda/modules.S: $(FATBINS) Makefile
 $(OUT)/obj/cuda-modules.o: build/cuda/modules.S
 	@mkdir -p $(@D)
 	$(CC) -c -o $@ $<
+
 # The library: formats, kernels and the MoE operator, position-independent; only moult_* is exported.
 LIBMOE  := $(wildcard src/format/*.c src/backend/*.c src/backend/cpu/*.c) \
            src/base/err.c src/base/mem.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c)
 PICOBJ  := $(LIBMOE:src/%.c=$(OUT)/pic/%.o)
 $(OUT)/pic/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
 $(OUT)/pic/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma
-$(OUT)/pic/backend/cpu/kernels_portable.o: ISA := $(if $(SAN),-fno-sanitize=all,-O2)
 $(OUT)/pic/%.o: src/%.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) $(ISA) -fPIC -fvisibility=hidden -MMD -MP -c -o $@ $<
@@ -150,10 +150,8 @@ FUZZ_S  ?= 6
 FUZZ_SAN := fuzzer-no-link,address,undefined
 FUZZ_OBJ := $(filter-out %/cli/main.o,$(subst @,$(FUZZ_SAN),$(SRC:src/%.c=build/@/obj/%.o))) \
             $(MODULES:$(OUT)/%=build/$(FUZZ_SAN)/%)
-build/fuzz/%: fuzz/%.c $(filter-out src/cli/main.c,$(SRC))
-FUZZ_OBJ := $(filter-out %/cli/main.o,$(subst @,$(FUZZ_SAN),$(SRC:src/%.c=build/@/obj/%.o)))
 build/fuzz/%: fuzz/%.c $(wildcard fuzz/*.h) $(filter-out src/cli/main.c,$(SRC))
-	@$(MAKE) --no-print-directory CC=clang SAN=$(FUZZ_SAN) CFLAGS='-O1 -g' fuzz-lib
+	@$(MAKE) --no-print-directory -j2 CC=clang SAN=$(FUZZ_SAN) CFLAGS='-O1 -g' fuzz-lib
 	@mkdir -p $(@D)
 	clang -std=c17 -D_GNU_SOURCE -Isrc -pthread -g -O1 $(WARN) -fsanitize=fuzzer,address,undefined \
 	    $(PKG_CF) -o $@ $< $(FUZZ_OBJ) $(LIBS)
