@@ -12,6 +12,7 @@
 #define BACKEND_MEMORY_H
 
 #include "backend/layout.h"
+#include "base/err.h"
 
 /* Rows of a matrix are put in multiples of this from a multiple of it, but for its last ones. */
 #define MEMORY_ROWS 64
@@ -50,6 +51,9 @@ struct memory_ops {
      * (next, now); a copy into place (now, next)). */
     void *(*commit)(void *ctx, void *now, void *next, size_t bytes, void **spare);
     uint64_t (*hash)(void *ctx, const void *arena, size_t bytes);
+    /* OK, or the first failure of a put, get or alloc so far: puts report none themselves.  An update
+     * asks before it calls itself prepared. */
+    err_t (*check)(void *ctx, struct err *e);
 };
 
 extern const struct memory memory_host;

@@ -202,6 +202,11 @@ void store_swap(struct store *s, void **a)
     s->epoch++;
 }
 
+err_t store_check(const struct store *s, struct err *e)
+{
+    return s->memory.ops->check(s->memory.ctx, e);
+}
+
 bool store_claim(struct store *s)
 {
     return !atomic_exchange(&s->claimed, true);

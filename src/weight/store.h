@@ -61,6 +61,8 @@ void store_get_from(const struct store *s, const void *arena, void *canon, size_
 void store_swap(struct store *s, void **a);
 /* Canonical rows of a resident part. */
 void store_get(const struct store *s, void *canon, size_t slot, part_t part, size_t row0, size_t n);
+/* OK, or the first failure of the memory (backend/memory.h, check). */
+err_t store_check(const struct store *s, struct err *e) MUST_USE;
 /* One update at a time; any thread.  false: another holds the claim. */
 bool store_claim(struct store *s);
 void store_unclaim(struct store *s);

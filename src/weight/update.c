@@ -161,8 +161,9 @@ err_t update_prepare(struct update *u, struct err *e)
     if (rc != OK) return rc;
     if (u->bad_slot != SIZE_MAX) return err_set(e, ERR_INPUT, "%s", u->bad_note);
     fill_absent(u);
-    u->state = PREPARED;
-    return OK;
+    rc = store_check(u->store, e);
+    if (rc == OK) u->state = PREPARED;
+    return rc;
 }
 
 float update_input_scale(const struct update *u, size_t slot)

@@ -220,10 +220,44 @@ static void loads_model(void **state)
     store_free(s);
 }
 
+/* A memory whose copies fail, as a device's may: prepare finds it, and the resident weights stay. */
+static err_t failing(void *ctx, struct err *e)
+{
+    return *(bool *)ctx ? err_set(e, ERR_SYSTEM, "the device is gone") : OK;
+}
+
+static void failing_memory_is_found(void **state)
+{
+    (void)state;
+    struct store *s;
+    struct update *u;
+    struct err e = {0};
+    bool fails = false;
+    uint16_t data[12] = {0}, other[12] = {1};
+    struct memory_ops ops = *memory_host.ops;
+    ops.check = failing;
+    assert_int_equal(store_new(&s, specs, 3, (struct memory){&ops, &fails}, &e), OK);
+    for (int round = 0; round < 2; round++) {
+        uint64_t before = store_hash(s);
+        fails = round == 1;
+        assert_int_equal(update_begin(&u, s, &e), OK);
+        assert_int_equal(update_stage(u, "emb", round ? other : data, 3, 4, &e), OK);
+        assert_int_equal(update_stage(u, "norm", data, 1, 4, &e), OK);
+        assert_int_equal(update_prepare(u, &e), fails ? ERR_SYSTEM : OK);
+        if (!fails) update_commit(u);
+        update_free(u);
+        if (fails) assert_true(store_hash(s) == before);
+        assert_int_equal(store_epoch(s), 1);
+    }
+    assert_non_null(strstr(e.msg, "gone"));
+    store_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(casts),          cmocka_unit_test(layout_round_trip),
+        cmocka_unit_test(failing_memory_is_found),
         cmocka_unit_test(all_or_nothing), cmocka_unit_test(converts_and_survives_faults),
         cmocka_unit_test(loads_model),
     };

@@ -280,6 +280,11 @@ static uint64_t hash(void *ctx, const void *arena, size_t bytes)
     return h;
 }
 
+static err_t check(void *ctx, struct err *e)
+{
+    return weights_error(ctx, e);
+}
+
 static const struct memory_ops device_ops = {
     .bytes = slot_bytes,
     .alloc = arena_alloc,
@@ -288,6 +293,7 @@ static const struct memory_ops device_ops = {
     .get = get,
     .commit = commit,
     .hash = hash,
+    .check = check,
 };
 
 struct memory weights_memory(struct weights *w)

@@ -20,7 +20,8 @@
  *
  * Slot of a matrix: [tiles][f32 scales][f32 tensor scale][f32 input scale], each on 16 bytes.
  *
- * Errors: a failing device is found at the next `weights_error`; until then puts do nothing.
+ * Errors: a failing device is found at the next `weights_error` (an update asks when it prepares);
+ * until then puts do nothing.
  */
 #ifndef BACKEND_CUDA_WEIGHTS_H
 #define BACKEND_CUDA_WEIGHTS_H

@@ -263,13 +263,6 @@ static err_t upload_angles(struct cuda_model *m, struct err *e)
     return rc;
 }
 
-static void kv_clear(struct model *base, int32_t page)
-{
-    struct cuda_model *m = (struct cuda_model *)base;
-    CHECK(m->n_clear < m->n_pages);
-    m->clear[m->n_clear++] = page;
-}
-
 static const char *isa(const struct model *base)
 {
     return ((const struct cuda_model *)base)->name;
@@ -322,7 +315,7 @@ static const struct model_ops cuda_ops = {
     .isa = isa,
     .set_numerics = set_numerics,
     .check_update = check_update,
-    .kv_clear = kv_clear,
+    .kv_clear = cuda_kv_clear,
     .submit = cuda_submit,
     .collect = cuda_collect,
     .logits = cuda_logits,

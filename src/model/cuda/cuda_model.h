@@ -131,6 +131,7 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
 void cuda_read_scales(struct cuda_model *m);
 
 /* cuda_step.c */
+void cuda_kv_clear(struct model *m, int32_t page);
 void cuda_submit(struct model *m, const struct step *st);
 err_t cuda_collect(struct model *m, const struct step *st, struct err *e);
 err_t cuda_logits(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,

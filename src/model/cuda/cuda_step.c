@@ -272,6 +272,20 @@ static void clear_pages(struct cuda_model *m)
     m->n_clear = 0;
 }
 
+/* Kept until the next step.  A page given out and taken back several times between two steps is noted each
+ * time: a full list is worked off at once. */
+void cuda_kv_clear(struct model *base, int32_t page)
+{
+    struct cuda_model *m = (struct cuda_model *)base;
+    if (m->n_clear == m->n_pages) {
+        struct err e = {0};
+        clear_pages(m);
+        err_t rc = queue_sync(m->q, &e);
+        if (rc != OK) fail(m, rc, e.msg);
+    }
+    m->clear[m->n_clear++] = page;
+}
+
 static void launch_all(const struct cuda_slice *s)
 {
     cuda_forward(s);
