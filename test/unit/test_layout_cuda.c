@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include "backend/cuda/device.h"
+#include "model/cuda/cuda.h"
 #include "backend/cuda/layout_cuda.h"
 #include "base/mem.h"
 #include <string.h>
@@ -109,9 +110,22 @@ static void no_gpu(void **state)
     assert_null(d);
 }
 
+/* Sizes that no GEMM takes are refused when memory is planned, by name (in a build without CUDA: as such). */
+static void odd_sizes_are_refused(void **state)
+{
+    (void)state;
+    struct config c = {.hidden_size = 64, .moe_intermediate_size = 20, .n_layers = 1, .n_heads = 1,
+                       .n_kv_heads = 1, .head_dim = 64, .vocab_size = 64, .max_positions = 64};
+    struct cuda_options o = {.n_kv_pages = 4, .max_step_tokens = 16, .max_seqs = 1};
+    struct err e = {0};
+    size_t work, page;
+    assert_int_equal(cuda_model_bytes(&work, &page, &c, &o, &e), ERR_UNSUPPORTED);
+    assert_true(strstr(e.msg, "moe_intermediate_size: 20") || strstr(e.msg, "without CUDA"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(round_trips), cmocka_unit_test(places),
-                                       cmocka_unit_test(sizes), cmocka_unit_test(no_gpu)};
+                                       cmocka_unit_test(sizes), cmocka_unit_test(no_gpu), cmocka_unit_test(odd_sizes_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -334,6 +334,22 @@ static struct kernels_shape shape_of(const struct config *c, kv_type_t kv)
                                   .kv = kv};
 }
 
+/* What the GEMMs need besides the limits of kernels_new. */
+static err_t check_shape(const struct config *c, struct err *e)
+{
+    const struct {
+        const char *name;
+        int32_t value;
+    } sizes[] = {{"hidden_size", c->hidden_size},
+                 {"moe_intermediate_size", c->moe_intermediate_size},
+                 {"intermediate_size", c->intermediate_size}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        if (sizes[i].value % 8)
+            return err_set(e, ERR_UNSUPPORTED, "%s: %d; allowed on a GPU: multiples of 8",
+                           sizes[i].name, sizes[i].value);
+    return OK;
+}
+
 static void set_sizes(struct cuda_model *m, const struct config *c, const struct cuda_options *o)
 {
     m->base.ops = &cuda_ops;
@@ -392,6 +408,8 @@ static uint32_t formats_of(const struct store *s)
 err_t cuda_model_new(struct model **out, const struct config *c, struct store *s, struct device *d,
                      const struct cuda_options *o, struct err *e)
 {
+    err_t fits = check_shape(c, e);
+    if (fits != OK) return fits;
     struct cuda_model *m = mem_alloc(sizeof *m);
     struct kernels_shape shape = shape_of(c, o->kv);
     m->d = d;
@@ -417,6 +435,8 @@ err_t cuda_model_new(struct model **out, const struct config *c, struct store *s
 err_t cuda_model_bytes(size_t *work, size_t *kv_page, const struct config *c,
                        const struct cuda_options *o, struct err *e)
 {
+    err_t rc = check_shape(c, e);
+    if (rc != OK) return rc;
     struct cuda_model *m = mem_alloc(sizeof *m);
     set_sizes(m, c, o);
     bool ok = place(m, 0, work);
