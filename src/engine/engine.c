@@ -128,9 +128,13 @@ static void handle(struct engine *e, struct msg *m)
         rc = sched_check(&e->s, &err);
         engine_answer(e, m, rc, err.msg);
         break;
+    case MSG_BETWEEN_STEPS:
+        rc = m->run(m->ctx, &err);
+        engine_answer(e, m, rc, err.msg);
+        break;
     case MSG_COMMIT:
         e->commit = m;
-        if (m->options->abort_all) engine_abort_where(e, NULL, NULL);
+        if (m->options->in_flight == IN_FLIGHT_ABORT) engine_abort_where(e, NULL, NULL);
         break;
     }
 }
@@ -317,6 +321,13 @@ err_t engine_flush(struct engine *e, struct err *err)
 err_t engine_check(struct engine *e, struct err *err)
 {
     struct msg m = {.kind = MSG_CHECK};
+    return engine_call(e, &m, err);
+}
+
+err_t engine_between_steps(struct engine *e, err_t (*run)(void *ctx, struct err *e), void *ctx,
+                           struct err *err)
+{
+    struct msg m = {.kind = MSG_BETWEEN_STEPS, .run = run, .ctx = ctx};
     return engine_call(e, &m, err);
 }
 

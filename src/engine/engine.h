@@ -18,7 +18,7 @@
  * Prefix cache a radix tree over whole pages, keyed by (weight epoch, extra_key) and token ids; a hit is by
  *              comparison of tokens, never by hash alone; at least one prompt token is always computed; capped at
  *              logprob_start.  A page enters only if it and all before it were computed under one epoch.
- * Update       stage and prepare run in the caller's thread while serving goes on.  Then: abort_all ends
+ * Update       stage and prepare run in the caller's thread while serving goes on.  Then: IN_FLIGHT_ABORT ends
  *              everything, otherwise running requests drain while new ones wait; the commit is a swap at
  *              a step boundary; the epoch moves.  A refused update touches no request.
  * Determinism  results of a request do not depend on what else runs (model.h).
@@ -61,9 +61,13 @@ struct engine_stats {
     bool updating, stuck;   /* stuck: work waits and no step ended for 10 s */
 };
 
+/* What a commit does with requests that run: lets them end, or ends them. */
+enum in_flight { IN_FLIGHT_DRAIN, IN_FLIGHT_ABORT };
+
 struct update_options {
     const char *weight_version; /* NULL: unchanged */
-    bool flush_cache, abort_all;
+    bool flush_cache;
+    enum in_flight in_flight;
     int loader_threads; /* 0: as many as cores, at most 8 */
 };
 struct update_result {
@@ -87,6 +91,10 @@ void engine_abort_request(struct engine *e, struct request *r);        /* this o
 err_t engine_flush(struct engine *e, struct err *err) MUST_USE;
 err_t engine_update(struct engine *e, const char *model, const struct update_options *o,
                     struct update_result *res, struct err *err) MUST_USE;
+/* Run a function on the engine thread between two steps: it may read the store (engine_options) there.  Serving
+ * waits for it, so it is short.  Blocks; the function's result is returned. */
+err_t engine_between_steps(struct engine *e, err_t (*run)(void *ctx, struct err *e), void *ctx,
+                           struct err *err) MUST_USE;
 /* For tests: conservation of all pages, checked between two steps. */
 err_t engine_check(struct engine *e, struct err *err) MUST_USE;
 void engine_stat(struct engine *e, struct engine_stats *out);

@@ -14,7 +14,15 @@
 
 #define RID_BUCKETS 4096
 
-enum msg_kind { MSG_SUBMIT, MSG_ABORT, MSG_ABORT_REQUEST, MSG_FLUSH, MSG_COMMIT, MSG_CHECK };
+enum msg_kind {
+    MSG_SUBMIT,
+    MSG_ABORT,
+    MSG_ABORT_REQUEST,
+    MSG_FLUSH,
+    MSG_COMMIT,
+    MSG_CHECK,
+    MSG_BETWEEN_STEPS
+};
 
 struct msg {
     struct msg *next;
@@ -26,6 +34,8 @@ struct msg {
     const struct update_options *options;
     const char *path;
     struct update_result *result;
+    err_t (*run)(void *ctx, struct err *e); /* BETWEEN_STEPS */
+    void *ctx;
     int64_t t_sent;
     bool answered;
     err_t rc;

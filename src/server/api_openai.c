@@ -26,7 +26,6 @@ void api_models(struct xchg *x, const json_t *b)
     buf_puts(&x->out, "{\"object\":\"list\",\"data\":[");
     put_model(x, model_name(&x->s->o));
     buf_puts(&x->out, "]}");
-    xchg_ready(x);
 }
 
 /* /v1/models/{id}; an id may hold slashes. */
@@ -43,7 +42,6 @@ void api_model(struct xchg *x, const json_t *b)
         buf_puts(&x->out, "' does not exist\",\"type\":\"invalid_request_error\",\"param\":\"model\","
                  "\"code\":\"model_not_found\"}}");
     }
-    xchg_ready(x);
 }
 
 static void put_token(struct xchg *x, int32_t id)

@@ -259,7 +259,7 @@ static bool refuse(struct xchg *x, const char *method)
     if (!x->route) return reply_error(x, 404, "Not Found"), true;
     if (!(x->route->methods & m)) return reply_error(x, 405, "Method Not Allowed"), true;
     if (x->too_big) return reply_error(x, 413, "body: too large (--max-body-bytes)"), true;
-    if (!s->ready && !x->route->while_loading) {
+    if (!s->ready && !(x->route->flags & ROUTE_LOADING)) {
         x->status = 503;
         pthread_mutex_lock(&s->m);
         buf_printf(&x->out, "{\"status\":\"loading\",\"progress\":%.3f,\"stage\":", (double)s->progress);
@@ -271,7 +271,7 @@ static bool refuse(struct xchg *x, const char *method)
     bool new_work = m != M_GET && strcmp(x->path, "/abort_request") != 0;
     if (s->stopping || (s->draining && new_work)) return reply_error(x, 503, "server is stopping"), true;
     const char *ct = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Content-Type");
-    if (x->route->openai && m == M_POST &&
+    if ((x->route->flags & ROUTE_OPENAI) && m == M_POST &&
         (!ct || strncasecmp(ct, "application/json", 16) || (ct[16] && ct[16] != ';' && ct[16] != ' ')))
         return reply_error(x, 400, "Content-Type must be application/json"), true;
     return false;

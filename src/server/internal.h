@@ -22,11 +22,17 @@ struct xchg;
 enum { M_GET = 1, M_POST = 2, M_PUT = 4 };
 enum where { RUN_INLINE, RUN_WORKER, RUN_THREAD }; /* THREAD: may block for long */
 
+enum route_flags {
+    ROUTE_LOADING = 1, /* answered while the model loads, too */
+    ROUTE_OPENAI = 2,  /* Content-Type is checked */
+    ROUTE_LATER = 4    /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
+};
+
 struct route {
     const char *path; /* one that ends with / (but the root) stands for all longer ones */
     int methods;
     enum where where;
-    bool while_loading, openai; /* openai: Content-Type is checked */
+    int flags; /* enum route_flags */
     void (*handle)(struct xchg *x, const json_t *body);
 };
 const struct route *route_find(const char *path);
@@ -160,6 +166,17 @@ void api_completions(struct xchg *x, const json_t *b);
 void api_chat(struct xchg *x, const json_t *b);
 void api_models(struct xchg *x, const json_t *b);
 void api_model(struct xchg *x, const json_t *b);
-void api_admin(struct xchg *x, const json_t *b);
+/* api_info.c */
+void api_health(struct xchg *x, const json_t *b);
+void api_model_info(struct xchg *x, const json_t *b);
+void api_server_info(struct xchg *x, const json_t *b);
+void api_weight_version(struct xchg *x, const json_t *b);
+void api_loads(struct xchg *x, const json_t *b);
+void api_get_load(struct xchg *x, const json_t *b);
+/* api_control.c */
+void api_flush(struct xchg *x, const json_t *b);
+void api_abort_request(struct xchg *x, const json_t *b);
+/* api_update.c */
+void api_update_from_disk(struct xchg *x, const json_t *b);
 
 #endif

@@ -23,8 +23,10 @@ void xchg_run(struct xchg *x)
             return;
         }
     }
+    bool ends = !(x->route->flags & ROUTE_LATER);
     x->route->handle(x, body);
     json_decref(body);
+    if (ends) xchg_ready(x);
 }
 
 static void run(struct xchg *x)

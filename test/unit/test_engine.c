@@ -388,7 +388,7 @@ static void test_update_under_load(void **state)
     struct rig g = {0}, early = {0};
     struct err err = {0};
     struct update_result res;
-    struct update_options o = {.weight_version = "v1"}, kill = {.abort_all = true};
+    struct update_options o = {.weight_version = "v1"}, kill = {.in_flight = IN_FLIGHT_ABORT};
     struct request *r[N], *want[N];
     rig_open(&early, DIR_EARLY, (struct engine_options){0});
     for (int i = 0; i < N; i++) want[i] = run_one(early.e, make(i, 40, 150));

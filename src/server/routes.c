@@ -1,0 +1,48 @@
+/* routes.c - every path that is served, and by what. */
+#include "server/internal.h"
+#include <string.h>
+
+static void api_root(struct xchg *x, const json_t *b)
+{
+    (void)b;
+    reply_text(x, 200, "application/json", "\"Moult is running\"");
+}
+
+static void api_ping(struct xchg *x, const json_t *b)
+{
+    (void)b;
+    x->type = NULL;
+}
+
+static const struct route routes[] = {
+    {"/", M_GET, RUN_INLINE, ROUTE_LOADING, api_root},
+    {"/ping", M_GET, RUN_INLINE, ROUTE_LOADING, api_ping},
+    {"/health", M_GET, RUN_INLINE, 0, api_health},
+    {"/health_generate", M_GET, RUN_INLINE, 0, api_health},
+    {"/model_info", M_GET, RUN_INLINE, 0, api_model_info},
+    {"/get_model_info", M_GET, RUN_INLINE, 0, api_model_info},
+    {"/server_info", M_GET, RUN_INLINE, 0, api_server_info},
+    {"/get_server_info", M_GET, RUN_INLINE, 0, api_server_info},
+    {"/weight_version", M_GET, RUN_INLINE, 0, api_weight_version},
+    {"/get_weight_version", M_GET, RUN_INLINE, 0, api_weight_version},
+    {"/v1/loads", M_GET, RUN_INLINE, 0, api_loads},
+    {"/get_load", M_GET, RUN_INLINE, 0, api_get_load},
+    {"/v1/models", M_GET, RUN_INLINE, 0, api_models},
+    {"/v1/models/", M_GET, RUN_INLINE, 0, api_model},
+    {"/flush_cache", M_GET | M_POST, RUN_THREAD, 0, api_flush},
+    {"/abort_request", M_POST, RUN_WORKER, 0, api_abort_request},
+    {"/update_weights_from_disk", M_POST, RUN_THREAD, 0, api_update_from_disk},
+    {"/generate", M_POST | M_PUT, RUN_WORKER, ROUTE_LATER, api_generate},
+    {"/v1/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER, api_completions},
+    {"/v1/chat/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER, api_chat},
+};
+
+const struct route *route_find(const char *path)
+{
+    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
+        size_t n = strlen(routes[i].path);
+        bool prefix = n > 1 && routes[i].path[n - 1] == '/';
+        if (prefix ? !strncmp(routes[i].path, path, n) && path[n] : !strcmp(routes[i].path, path)) return &routes[i];
+    }
+    return NULL;
+}
