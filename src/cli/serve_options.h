@@ -13,7 +13,7 @@ struct serve_args {
     int64_t max_body, threads, retract_every;
     double mem_fraction, watchdog_s, drain_s;
     bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
-    bool deterministic, metrics;
+    bool deterministic, metrics, keep_experts;
     struct numerics numerics; /* from moe_backend and act_format */
 };
 

@@ -46,6 +46,8 @@ void request_unref(struct request *r)
     mem_free(r->stops);
     mem_free(r->stop_bytes);
     mem_free(r->extra_key);
+    mem_free(r->forced);
+    mem_free(r->experts);
     mem_free(r->output_ids);
     mem_free(r->output_logprobs);
     mem_free(r->prompt_logprobs);

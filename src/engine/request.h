@@ -54,6 +54,10 @@ struct request {
     int32_t n_top;
     int32_t priority;
     char *extra_key;              /* namespaces the prefix cache; NULL: none */
+    bool want_experts;
+    int32_t experts_start;        /* position of the first row wanted */
+    int16_t *forced;              /* [n_forced][layers][top_k]: experts of the prompt's first tokens */
+    int32_t n_forced;
     void (*notify)(void *ctx);
     void *ctx;
 
@@ -68,6 +72,9 @@ struct request {
     bool prompt_done;
     struct buf text;
     size_t text_sent;
+    bool has_experts;             /* when done: asked for, and all rows were there */
+    int32_t n_expert_rows;        /* n_prompt + n_output - 1 - experts_start, at least 0 */
+    uint8_t *experts;             /* rows of routing.h */
     bool done;
     finish_t finish;
     int32_t matched_id;           /* FINISH_STOP_ID */

@@ -65,6 +65,7 @@ void api_server_info(struct xchg *x, const json_t *body)
     put_common(x);
     put_field(b, "served_model_name", x->s->o.served_model_name ? x->s->o.served_model_name : x->s->o.model_path);
     put_field(b, "host", x->s->o.host);
+    buf_printf(b, "\"enable_return_routed_experts\":%s,", x->s->o.keep_experts ? "true" : "false");
     buf_printf(b, "\"port\":%d,\"tp_size\":1,\"dp_size\":1,\"pp_size\":1,\"ep_size\":1,\"disaggregation_mode\":\"null\","
                "\"context_length\":%d,\"max_req_input_len\":%d,\"max_running_requests\":%d,\"status\":\"ready\","
                "\"version\":\"moult\",\"kv_pages_total\":%d,\"kv_pages_free\":%d,\"kv_pages_cached\":%d,"

@@ -1,6 +1,7 @@
 /* api_native.c - /generate. */
 #include "base/clock.h"
 #include "base/mem.h"
+#include "server/experts.h"
 #include "server/internal.h"
 #include <stdio.h>
 #include <string.h>
@@ -132,6 +133,11 @@ static void put_result(struct xchg *x, struct slot *sl, bool delta)
         buf_printf(b, ",\"e2e_latency\":%.6f", (double)(end - start) * 1e-9);
     }
     if (r->want_logprobs) put_logprobs(x, sl);
+    if (r->done && r->has_experts) {
+        buf_puts(b, ",\"routed_experts\":\"");
+        experts_put(b, x->s->o.config, r);
+        buf_printf(b, "\",\"routed_experts_start_len\":%d", r->experts_start);
+    }
     buf_putc(b, '}');
     if (x->stream && x->list) buf_printf(b, ",\"index\":%d", sl->index);
     buf_putc(b, '}');
@@ -205,10 +211,29 @@ static err_t read_extras(const json_t *b, int i, struct request *r, struct err *
     return rc;
 }
 
+/* Item i of a list of values, or the value that stands for all. */
+static const json_t *pick(const json_t *b, const char *name, int i)
+{
+    const json_t *v = json_field(b, name);
+    return json_is_array(v) ? json_array_get(v, (size_t)i) : v;
+}
+
+static err_t read_experts(struct xchg *x, const json_t *b, int i, struct request *r, struct err *e)
+{
+    const json_t *given = json_field(b, "routed_experts");
+    struct experts_fields f = {pick(b, "return_routed_experts", i), pick(b, "routed_experts_start_len", i), given};
+    if (x->list && given) {
+        if (!json_is_array(given) || json_array_size(given) != (size_t)x->n_prompts)
+            return json_bad(e, "routed_experts", given, "a list of one item per prompt");
+        f.given = json_array_get(given, (size_t)i);
+    }
+    return experts_read(&f, x->s->o.config, r, e);
+}
+
 static err_t check_refused(const json_t *b, struct err *e)
 {
     static const char *const names[] = {"lora_path", "image_data", "video_data", "audio_data", "input_embeds",
-        "custom_logit_processor", "session_params", "return_hidden_states", "return_routed_experts",
+        "custom_logit_processor", "session_params", "return_hidden_states",
         "return_indexer_topk", "return_sampling_mask", "return_entropy", "token_ids_logprob"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         const json_t *v = json_field(b, names[i]);
@@ -235,6 +260,7 @@ static err_t add_prompt(struct xchg *x, const json_t *b, const json_t *prompt, c
         int at = json_is_array(json_field(b, "rid")) ? j : x->n_slots - 1;
         if ((rc = gen_prompt(x, r, prompt, name, e)) || (rc = read_logprobs(b, i, r, e)) ||
             (rc = read_rid(b, i, total, at, r, e)) || (rc = read_extras(b, i, r, e)) ||
+            (rc = read_experts(x, b, i, r, e)) ||
             (rc = gen_finish(x, r, e)))
             return rc;
     }
@@ -263,6 +289,7 @@ err_t native_parse(struct xchg *x, const json_t *b, struct err *e)
         (rc = json_get_bool(b, "return_text_in_logprobs", &x->return_text, e)))
         return rc;
     if (ids && nested && !batch) src = json_array_get(ids, 0);
+    x->list = batch;
     x->n_prompts = batch ? (int)json_array_size(src) : 1;
     if (x->n_prompts > 65536) return err_set(e, ERR_INPUT, "%s: at most 65536 prompts are allowed", name);
     for (int i = 0; i < x->n_prompts; i++) {

@@ -35,7 +35,8 @@ struct server_options {
     size_t max_body_bytes;      /* 0: 64 MiB */
     const char *api_key;        /* NULL: none asked */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
-    int max_running;            /* told in /server_info only */
+    int max_running;            /* told in /server_info only, as the next */
+    bool keep_experts;
 };
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e) MUST_USE;
