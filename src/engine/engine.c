@@ -412,6 +412,27 @@ void engine_model_path(struct engine *e, char *out, size_t n)
 
 /* ---- submit ---- */
 
+/* What only some models do. */
+static err_t check_asked(const struct engine *e, const struct request *r, struct err *err)
+{
+    const struct {
+        const char *name;
+        bool wanted;
+        unsigned needs;
+    } rows[] = {{"routed_experts", r->n_forced > 0, MODEL_FORCED},
+                {"token_ids_logprob", r->n_of > 0, MODEL_OF},
+                {"return_top_p_token_ids", r->want_kept, MODEL_KEPT}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+        if (rows[i].wanted && !(model_can(e->o.model) & rows[i].needs))
+            return err_set(err, ERR_INPUT, "%s: not offered with this model on %s", rows[i].name,
+                           model_isa(e->o.model));
+    for (int32_t i = 0; i < r->n_of; i++)
+        if (r->of[i] < 0 || r->of[i] >= e->o.config->vocab_size)
+            return err_set(err, ERR_INPUT, "token_ids_logprob[%d]: %d is not in [0, %d)", i, r->of[i],
+                           e->o.config->vocab_size);
+    return OK;
+}
+
 static err_t check_request(const struct engine *e, const struct request *r, struct err *err)
 {
     if (r->n_prompt < 1) return err_set(err, ERR_INPUT, "input_ids: the prompt is empty");
@@ -433,12 +454,9 @@ static err_t check_request(const struct engine *e, const struct request *r, stru
     if (r->experts_start < 0 || r->experts_start > r->n_prompt || r->n_forced < 0 || r->n_forced > r->n_prompt)
         return err_set(err, ERR_INPUT, "experts from %d on, or given for %d tokens: the prompt has %d",
                        r->experts_start, r->n_forced, r->n_prompt);
-    if (r->n_forced > 0 && !(model_can(e->o.model) & MODEL_FORCED))
-        return err_set(err, ERR_INPUT, "routed_experts: this model cannot be told which experts to take (%s)",
-                       model_isa(e->o.model));
     if (!e->o.tokenizer && r->n_stops > 0)
         return err_set(err, ERR_INPUT, "stop: stop strings need a tokenizer");
-    return OK;
+    return check_asked(e, r, err);
 }
 
 static bool fill_seq(const struct engine *e, struct seq *q, struct request *r)
@@ -459,6 +477,11 @@ static bool fill_seq(const struct engine *e, struct seq *q, struct request *r)
         q->next_score = r->logprob_start + 1;
         r->prompt_logprobs = mem_try_array(n + 1, sizeof(float));
         if (r->n_top > 0) r->prompt_top = mem_try_array(n + 1, sizeof(struct top_row));
+        if (r->n_of > 0) {
+            if (!mul_size(&n, n + 1, (size_t)r->n_of)) return false;
+            r->prompt_of = mem_try_array(n, sizeof(float));
+            if (!r->prompt_of) return false;
+        }
         if (!r->prompt_logprobs || (r->n_top > 0 && !r->prompt_top)) return false;
     }
     return output_init(q, e->o.tokenizer);

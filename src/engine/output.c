@@ -113,6 +113,31 @@ static bool top_fill(struct top_row *t, const struct sample_output *o)
     return true;
 }
 
+static bool append_kept(struct request *r, const struct sample_output *o)
+{
+    int32_t end;
+    if (!buf_put(&r->kept, o->kept, (size_t)o->n_kept * sizeof(*o->kept))) return false;
+    if (r->kept.len / sizeof(*o->kept) > INT32_MAX) return false;
+    end = (int32_t)(r->kept.len / sizeof(*o->kept));
+    return buf_put(&r->kept_ends, &end, sizeof(end));
+}
+
+/* What is optional at each position. */
+static bool append_extras(struct request *r, const struct sample_output *o)
+{
+    size_t n_of = (size_t)r->n_of;
+    if (r->n_top > 0) {
+        if (!grow((void **)&r->output_top, r->n_output, sizeof(struct top_row)) ||
+            !top_fill(&r->output_top[r->n_output], o))
+            return false;
+    }
+    if (n_of > 0) {
+        if (!grow((void **)&r->output_of, r->n_output, n_of * sizeof(float))) return false;
+        memcpy(r->output_of + (size_t)r->n_output * n_of, o->of, n_of * sizeof(float));
+    }
+    return !r->want_kept || append_kept(r, o);
+}
+
 static bool append_id(struct seq *q, const struct sample_output *o)
 {
     struct request *r = q->r;
@@ -126,11 +151,7 @@ static bool append_id(struct seq *q, const struct sample_output *o)
     if (!grow((void **)&r->output_ids, r->n_output, sizeof(int32_t)) ||
         !grow((void **)&r->output_logprobs, r->n_output, sizeof(float)))
         return false;
-    if (r->n_top > 0) {
-        if (!grow((void **)&r->output_top, r->n_output, sizeof(struct top_row)) ||
-            !top_fill(&r->output_top[r->n_output], o))
-            return false;
-    }
+    if (!append_extras(r, o)) return false;
     q->ids[q->n_ids++] = o->id;
     r->output_ids[r->n_output] = o->id;
     r->output_logprobs[r->n_output++] = o->logprob;
@@ -191,6 +212,8 @@ bool output_score(struct seq *q, int32_t p, const struct sample_output *o)
     pthread_mutex_lock(&r->lock);
     r->prompt_logprobs[i] = o->logprob;
     bool ok = !r->prompt_top || top_fill(&r->prompt_top[i], o);
+    if (r->prompt_of)
+        memcpy(r->prompt_of + (size_t)i * (size_t)r->n_of, o->of, (size_t)r->n_of * sizeof(float));
     if (ok && p + 1 == q->n_prompt) r->prompt_done = true;
     pthread_mutex_unlock(&r->lock);
     q->next_score = p + 1;

@@ -51,6 +51,11 @@ void request_unref(struct request *r)
     mem_free(r->output_ids);
     mem_free(r->output_logprobs);
     mem_free(r->prompt_logprobs);
+    mem_free(r->of);
+    mem_free(r->output_of);
+    mem_free(r->prompt_of);
+    buf_release(&r->kept);
+    buf_release(&r->kept_ends);
     buf_release(&r->text);
     pthread_mutex_destroy(&r->lock);
     mem_free(r);

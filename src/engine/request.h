@@ -52,6 +52,9 @@ struct request {
     bool want_logprobs;
     int32_t logprob_start;        /* -1: no prompt logprobs; else first prompt position */
     int32_t n_top;
+    int32_t *of;                  /* [n_of] ids whose logprobs are wanted at every position */
+    int32_t n_of;
+    bool want_kept;               /* ids that the filters left at each output position (sample.h) */
     int32_t priority;
     char *extra_key;              /* namespaces the prefix cache; NULL: none */
     bool want_experts;
@@ -66,9 +69,12 @@ struct request {
     int32_t *output_ids;
     float *output_logprobs;
     struct top_row *output_top;   /* if n_top */
+    float *output_of;             /* [n_output][n_of] */
+    struct buf kept, kept_ends;   /* int32: ids of all positions, and where each position's end in them */
     int32_t n_output;
     float *prompt_logprobs;       /* [n_prompt - logprob_start], complete when prompt_done */
     struct top_row *prompt_top;
+    float *prompt_of;             /* [n_prompt - logprob_start][n_of] */
     bool prompt_done;
     struct buf text;
     size_t text_sent;

@@ -65,6 +65,9 @@ static void add_row(struct engine *e, struct step *st, int32_t token, struct sam
 {
     int32_t i = st->n_rows++;
     e->in[i] = in;
+    e->out[i].of = NULL;
+    e->out[i].kept = NULL;
+    e->out[i].no_memory = false;
     e->rows[i] = (struct step_row){token, &e->in[i], &e->out[i]};
     e->row_pos[i] = score_pos;
 }
@@ -84,11 +87,15 @@ static void lay_out(struct engine *e, struct step *st, struct seq *q, int32_t *n
         e->forced[t] = p < r->n_forced ? r->forced + (size_t)p * row : NULL;
         if (e->forced[t]) st->forced = e->forced;
         if (p + 1 < q->n_prompt && p + 1 >= q->next_score) {
-            add_row(e, st, t, (struct sample_input){.target = q->ids[p + 1], .n_top = r->n_top},
+            add_row(e, st, t, (struct sample_input){.target = q->ids[p + 1], .n_top = r->n_top,
+                                            .n_of = r->n_of, .of = r->of},
                     p + 1);
         } else if (p + 1 == q->n_ids && q->max_new > 0) {
             struct sample_input in = {.target = -1,
                                       .n_top = r->want_logprobs ? r->n_top : 0,
+                                      .n_of = r->n_of,
+                                      .of = r->of,
+                                      .want_kept = r->want_kept,
                                       .params = &r->sp,
                                       .output_ids = r->output_ids,
                                       .n_output = r->n_output,
@@ -112,6 +119,10 @@ static bool take_row(struct engine *e, struct seq *q, int32_t row)
                  e->weight_version);
         pthread_mutex_unlock(&e->lock);
         engine_finish(e, q, FINISH_ABORT, 500, text);
+        return false;
+    }
+    if (o->no_memory) {
+        engine_finish(e, q, FINISH_ABORT, 503, "out of memory");
         return false;
     }
     if (e->row_pos[row] >= 0) {
@@ -169,6 +180,14 @@ static void hand_out(struct engine *e, const struct step *st)
             engine_finish(e, q, FINISH_LENGTH, 0, NULL);
         else if (q->r->n_output > before && q->r->notify)
             q->r->notify(q->r->ctx);
+    }
+}
+
+static void free_rows(const struct step *st)
+{
+    for (int32_t i = 0; i < st->n_rows; i++) {
+        mem_free(st->rows[i].out->of);
+        mem_free(st->rows[i].out->kept);
     }
 }
 
@@ -238,5 +257,6 @@ bool step_run(struct engine *e)
         hand_out(e, &st);
     else
         step_failed(e, &st, rc, &err);
+    free_rows(&st);
     return true;
 }

@@ -135,7 +135,9 @@ static const char *cpu_isa(const struct model *base)
 
 static unsigned cpu_can(const struct model *base)
 {
-    return ((const struct cpu_model *)base)->c.n_experts > 0 ? MODEL_EXPERTS | MODEL_FORCED : 0;
+    unsigned always = MODEL_OF | MODEL_KEPT;
+    bool moe = ((const struct cpu_model *)base)->c.n_experts > 0;
+    return moe ? always | MODEL_EXPERTS | MODEL_FORCED : always;
 }
 
 static void cpu_break_invariance(struct model *base)

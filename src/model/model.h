@@ -86,6 +86,8 @@ const char *model_isa(const struct model *m);
 enum model_can {
     MODEL_EXPERTS = 1, /* fills step.experts */
     MODEL_FORCED = 2,  /* takes step.forced */
+    MODEL_OF = 4,      /* sample_input.of */
+    MODEL_KEPT = 8,    /* sample_input.want_kept */
 };
 unsigned model_can(const struct model *m);
 
