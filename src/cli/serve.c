@@ -90,6 +90,8 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .context_len = l->context_len,
         .api_key = a->api_key,
         .incremental_streaming = a->incremental,
+        .stream_interval = (int)a->stream_interval,
+        .preferred_sampling = a->preferred,
         .max_body_bytes = (size_t)a->max_body,
         .max_running = (int)a->max_running,
         .keep_experts = a->keep_experts,

@@ -56,6 +56,7 @@ struct request {
     int32_t n_of;
     bool want_kept;               /* ids that the filters left at each output position (sample.h) */
     int32_t priority;
+    int32_t stream_interval;      /* the server's: tokens from one frame of a stream to the next */
     char *extra_key;              /* namespaces the prefix cache; NULL: none */
     bool want_experts;
     int32_t experts_start;        /* position of the first row wanted */

@@ -106,19 +106,15 @@ static err_t read_given(const json_t *v, const struct config *c, struct request 
     return rc;
 }
 
-err_t experts_read(const struct experts_fields *f, const struct config *c, struct request *r, struct err *e)
+err_t experts_read(const json_t *o, const struct config *c, struct request *r, struct err *e)
 {
-    const json_t *start = f->start && !json_is_null(f->start) ? f->start : NULL;
-    if (f->want && !json_is_null(f->want)) {
-        if (!json_is_boolean(f->want)) return json_bad(e, "return_routed_experts", f->want, "true or false");
-        r->want_experts = json_is_true(f->want);
-    }
-    if (start && !json_is_integer(start)) return json_bad(e, "routed_experts_start_len", start, "an integer");
-    int64_t from = start ? json_integer_value(start) : 0;
-    if (from < 0) return json_bad(e, "routed_experts_start_len", start, "at least 0");
-    if (from > r->n_prompt)
-        return err_set(e, ERR_INPUT, "routed_experts_start_len: %lld is higher than the number of input tokens (%d)",
-                       (long long)from, r->n_prompt);
+    const json_t *given = json_field(o, "routed_experts");
+    int64_t from = 0;
+    err_t rc = json_get_bool(o, "return_routed_experts", &r->want_experts, e);
+    if (!rc) rc = json_get_int(o, "routed_experts_start_len", 0, INT32_MAX, &from, e);
+    if (!rc && from > r->n_prompt)
+        rc = err_set(e, ERR_INPUT, "routed_experts_start_len: %lld is higher than the number of input tokens (%d)",
+                     (long long)from, r->n_prompt);
     r->experts_start = (int32_t)from;
-    return f->given && !json_is_null(f->given) ? read_given(f->given, c, r, e) : OK;
+    return rc || !given ? rc : read_given(given, c, r, e);
 }

@@ -14,11 +14,8 @@
 #include "model/config.h"
 #include "server/json.h"
 
-/* The three fields as they are for one prompt (NULL: absent), which `r` has already. */
-struct experts_fields {
-    const json_t *want, *start, *given;
-};
-err_t experts_read(const struct experts_fields *f, const struct config *c, struct request *r, struct err *e) MUST_USE;
+/* The three fields of one prompt, which `r` has already. */
+err_t experts_read(const json_t *o, const struct config *c, struct request *r, struct err *e) MUST_USE;
 /* The text of a done request's rows, without quotes. */
 void experts_put(struct buf *b, const struct config *c, const struct request *r);
 

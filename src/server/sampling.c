@@ -227,6 +227,19 @@ static err_t read_lengths(const json_t *o, enum sampling_api api, struct request
     return OK;
 }
 
+/* What the draw was made from can be told only where something was left out. */
+static err_t read_custom(const json_t *o, struct request *r, struct err *e)
+{
+    const struct sample_params *p = &r->sp;
+    const json_t *v = json_field(o, "custom_params");
+    bool greedy = !(p->temperature > 0), filters = p->top_k > 0 || p->top_p < 1 || p->min_p > 0;
+    if (v && !json_is_object(v)) return json_bad(e, "custom_params", v, "an object");
+    err_t rc = json_get_bool(v, "return_top_p_token_ids", &r->want_kept, e);
+    if (rc || !r->want_kept || greedy || filters) return rc;
+    return err_set(e, ERR_INPUT, "custom_params.return_top_p_token_ids: every token of the vocabulary would be kept; "
+                   "set top_p below 1 (or top_k, min_p)");
+}
+
 err_t sampling_parse(const json_t *o, enum sampling_api api, const struct config *cfg,
                      struct request *r, int *n, struct err *e)
 {
@@ -242,17 +255,19 @@ err_t sampling_parse(const json_t *o, enum sampling_api api, const struct config
         if (f && !(type && !strcmp(type, "text")))
             return err_set(e, ERR_INPUT, "%s: not supported by this server", refused[i]);
     }
-    int64_t samples = 1, seed = -1;
+    int64_t samples = 1, seed = -1, interval = r->stream_interval > 0 ? r->stream_interval : 1;
     const char *seed_name = api == SAMPLING_NATIVE ? "sampling_seed" : "seed";
     if ((rc = read_numbers(o, &r->sp, e)) || (rc = read_lengths(o, api, r, e)) ||
         (rc = read_stops(o, r, e)) || (rc = read_stop_ids(o, cfg, r, e)) ||
-        (rc = read_bias(o, cfg, r, e)) ||
+        (rc = read_bias(o, cfg, r, e)) || (rc = read_custom(o, r, e)) ||
+        (rc = json_get_int(o, "stream_interval", 1, INT32_MAX, &interval, e)) ||
         (rc = json_get_bool(o, "ignore_eos", &r->ignore_eos, e)) ||
         (rc = json_get_bool(o, "skip_special_tokens", &r->skip_special, e)) ||
         (rc = json_get_bool(o, "no_stop_trim", &r->no_stop_trim, e)) ||
         (rc = json_get_int(o, "n", 1, SAMPLING_MAX_N, &samples, e)) ||
         (rc = json_get_int(o, seed_name, 0, INT64_MAX, &seed, e)))
         return rc;
+    r->stream_interval = (int32_t)interval;
     if (seed >= 0) {
         r->sp.seed = (uint64_t)seed;
     } else {
