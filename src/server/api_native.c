@@ -100,7 +100,7 @@ static err_t fields_of(json_t **one, struct xchg *x, const json_t *b, int i, str
     *one = json_object();
     for (size_t k = 0; !rc && k < COUNT(listed); k++)
         rc = pick(*one, b, listed[k], json_is_array(json_field(b, listed[k])), i, x->n_prompts, e);
-    if (!rc) rc = pick(*one, b, "token_ids_logprob", first && !json_is_integer(first), i, x->n_prompts, e);
+    if (!rc) rc = pick(*one, b, "token_ids_logprob", first && (json_is_array(first) || json_is_null(first)), i, x->n_prompts, e);
     if (!rc) rc = pick(*one, b, "routed_experts", x->list, i, x->n_prompts, e);
     return rc;
 }
