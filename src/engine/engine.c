@@ -454,7 +454,7 @@ static err_t check_request(const struct engine *e, const struct request *r, stru
     if (r->experts_start < 0 || r->experts_start > r->n_prompt || r->n_forced < 0 || r->n_forced > r->n_prompt)
         return err_set(err, ERR_INPUT, "experts from %d on, or given for %d tokens: the prompt has %d",
                        r->experts_start, r->n_forced, r->n_prompt);
-    if (!e->o.tokenizer && r->n_stops > 0)
+    if (!e->o.tokenizer && r->n_stops + r->n_regexes > 0)
         return err_set(err, ERR_INPUT, "stop: stop strings need a tokenizer");
     return check_asked(e, r, err);
 }

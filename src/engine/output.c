@@ -1,6 +1,7 @@
 #include "engine/output.h"
 
 #include "base/mem.h"
+#include <stdio.h>
 #include <string.h>
 
 /* failure[i]: length of the longest proper border of the first i + 1 bytes. */
@@ -82,6 +83,31 @@ static size_t held_back(const struct seq *q)
     for (int32_t i = 0; q->stop_state && i < q->r->n_stops; i++)
         if (q->stop_state[i] > most) most = q->stop_state[i];
     return (size_t)most;
+}
+
+/* Patterns over the text so far.  Returns the one that was found, the first in the text, or -1; *at is
+ * where it begins. */
+static int32_t scan_patterns(struct seq *q, size_t *at)
+{
+    struct request *r = q->r;
+    int32_t hit = -1;
+    size_t begin, first = r->text.len;
+    const char *text = r->text.data ? r->text.data : "";
+    for (int32_t i = 0; i < r->n_regexes; i++) {
+        struct err e = {0};
+        stop_regex_t got = stop_regex_search(r->regexes[i], text, r->text.len, &begin, &e);
+        if (got == STOP_REGEX_FAILED) {
+            snprintf(q->stop_error, sizeof(q->stop_error), "%.150s", e.msg);
+            return -1;
+        }
+        if (got == STOP_REGEX_FOUND && (hit < 0 || begin < *at)) {
+            hit = i;
+            *at = begin;
+        }
+        if (begin < first) first = begin;
+    }
+    q->pattern_at = first;
+    return hit;
 }
 
 static bool grow(void **p, int32_t n, size_t elem)
@@ -173,14 +199,23 @@ static finish_t append_text(struct seq *q, int32_t id, bool stop_id)
     if (!detok_push(&r->detok, id, &r->text)) return FINISH_ABORT;
     int32_t hit = q->stop_state ? scan_stops(q, &end) : -1;
     if (hit >= 0) {
+        end -= r->stop_bytes[hit];
+    } else if (r->n_regexes > 0) {
+        hit = scan_patterns(q, &end);
+        if (q->stop_error[0]) return FINISH_ABORT;
+        if (hit >= 0) hit += r->n_stops;
+    }
+    if (hit >= 0) {
         r->matched_stop = hit;
-        if (!r->no_stop_trim) {
-            r->text.len = end - r->stop_bytes[hit];
-            r->text.data[r->text.len] = '\0';
+        if (!r->no_stop_trim && end < r->text.len) {
+            r->text.len = end;
+            r->text.data[end] = '\0';
         }
         return FINISH_STOP_STRING;
     }
-    r->text_sent = r->text.len - held_back(q);
+    end = r->text.len - held_back(q);
+    if (r->n_regexes > 0 && q->pattern_at < end) end = q->pattern_at;
+    if (end > r->text_sent) r->text_sent = end;
     return FINISH_NONE;
 }
 

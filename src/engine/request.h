@@ -10,7 +10,8 @@
  *
  * Text: the engine detokenizes as it goes.  text.data[0 .. text_sent) can be given to a client: it ends at
  * a whole character and holds nothing that could be the beginning of a stop string (case C43).  When done,
- * text_sent == text.len and the matched stop is cut off (unless no_stop_trim).
+ * text_sent == text.len and the matched stop is cut off (unless no_stop_trim).  A pattern stops the request at
+ * the first token with which the text has a match.
  *
  * Logprob lists: output_logprobs[i] belongs to output_ids[i], always of equal length.  prompt_logprobs
  * covers prompt positions logprob_start .. n_prompt-1; the entry of position 0 of the prompt is
@@ -22,6 +23,7 @@
 #include "base/buf.h"
 #include "model/sample.h"
 #include "text/detok.h"
+#include "text/stop_regex.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -48,6 +50,8 @@ struct request {
     char **stops;                 /* stop strings, not empty */
     size_t *stop_bytes;
     int32_t n_stops;
+    struct stop_regex **regexes;  /* [n_regexes]; their patterns follow the stop strings in `stops` */
+    int32_t n_regexes;
     bool ignore_eos, skip_special, no_stop_trim;
     bool want_logprobs;
     int32_t logprob_start;        /* -1: no prompt logprobs; else first prompt position */
@@ -85,7 +89,7 @@ struct request {
     bool done;
     finish_t finish;
     int32_t matched_id;           /* FINISH_STOP_ID */
-    int32_t matched_stop;         /* FINISH_STOP_STRING: index into stops */
+    int32_t matched_stop;         /* FINISH_STOP_STRING: index into stops (a pattern: n_stops and above) */
     char finish_message[256];     /* FINISH_ABORT */
     int finish_status;            /* FINISH_ABORT: 0, or an HTTP status the request failed with */
     int32_t cached_tokens, num_retractions, n_chunks; /* n_chunks: prefill pieces */

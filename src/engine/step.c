@@ -137,7 +137,8 @@ static bool take_row(struct engine *e, struct seq *q, int32_t row)
     e->output_tokens++;
     e->window_tokens++;
     if (f == FINISH_NONE) return true;
-    engine_finish(e, q, f, f == FINISH_ABORT ? 503 : 0, "out of memory");
+    snprintf(text, sizeof(text), "%s", q->stop_error[0] ? q->stop_error : "out of memory");
+    engine_finish(e, q, f, f != FINISH_ABORT ? 0 : q->stop_error[0] ? 400 : 503, text);
     return false;
 }
 

@@ -38,11 +38,12 @@ static const char *const others[] = {
     "sampling_seed",
     "custom_params",
     "stream_interval",
+    "stop_regex",
 };
 /* Known to clients, change the result, not served. */
 static const char *const refused[] = {
     "json_schema", "regex",           "ebnf",      "structural_tag",
-    "stop_regex",  "response_format", "lora_path", "custom_logit_processor"};
+    "response_format", "lora_path", "custom_logit_processor"};
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
 static size_t distance(const char *a, const char *b)
@@ -112,6 +113,44 @@ static err_t read_stops(const json_t *o, struct request *r, struct err *e)
         r->n_stops = (int32_t)i + 1;
     }
     return OK;
+}
+
+static err_t add_regex(struct request *r, const json_t *v, struct err *e)
+{
+    int32_t at = r->n_stops + r->n_regexes;
+    if (!json_is_string(v)) return json_bad(e, "stop_regex", v, "a string or a list of strings");
+    err_t rc = stop_regex_new(&r->regexes[r->n_regexes], json_string_value(v), json_string_length(v), e);
+    if (rc) return rc;
+    r->n_regexes++;
+    r->stop_bytes[at] = json_string_length(v);
+    r->stops[at] = mem_dup_n(json_string_value(v), json_string_length(v));
+    return r->stops[at] ? OK : err_set(e, ERR_NOMEM, "stop_regex: out of memory");
+}
+
+/* After the stop strings, whose lists grow by the patterns. */
+static err_t read_regexes(const json_t *o, struct request *r, struct err *e)
+{
+    const json_t *v = json_field(o, "stop_regex");
+    size_t n = json_is_array(v) ? json_array_size(v) : v != NULL, all = (size_t)r->n_stops + n;
+    err_t rc = OK;
+    if (!n) return OK;
+    if (n > SAMPLING_MAX_REGEXES)
+        return err_set(e, ERR_INPUT, "stop_regex: %zu patterns, at most %d are allowed", n, SAMPLING_MAX_REGEXES);
+    char **stops = mem_try_array(all, sizeof *stops);
+    size_t *bytes = mem_try_array(all, sizeof *bytes);
+    r->regexes = mem_try_array(n, sizeof *r->regexes);
+    if (!stops || !bytes || !r->regexes) {
+        mem_free(stops);
+        mem_free(bytes);
+        return err_set(e, ERR_NOMEM, "stop_regex: out of memory");
+    }
+    for (int32_t i = 0; i < r->n_stops; i++) stops[i] = r->stops[i], bytes[i] = r->stop_bytes[i];
+    mem_free(r->stops);
+    mem_free(r->stop_bytes);
+    r->stops = stops;
+    r->stop_bytes = bytes;
+    for (size_t i = 0; !rc && i < n; i++) rc = add_regex(r, json_is_array(v) ? json_array_get(v, i) : v, e);
+    return rc;
 }
 
 static err_t read_stop_ids(const json_t *o, const struct config *cfg, struct request *r,
@@ -258,7 +297,7 @@ err_t sampling_parse(const json_t *o, enum sampling_api api, const struct config
     int64_t samples = 1, seed = -1, interval = r->stream_interval > 0 ? r->stream_interval : 1;
     const char *seed_name = api == SAMPLING_NATIVE ? "sampling_seed" : "seed";
     if ((rc = read_numbers(o, &r->sp, e)) || (rc = read_lengths(o, api, r, e)) ||
-        (rc = read_stops(o, r, e)) || (rc = read_stop_ids(o, cfg, r, e)) ||
+        (rc = read_stops(o, r, e)) || (rc = read_regexes(o, r, e)) || (rc = read_stop_ids(o, cfg, r, e)) ||
         (rc = read_bias(o, cfg, r, e)) || (rc = read_custom(o, r, e)) ||
         (rc = json_get_int(o, "stream_interval", 1, INT32_MAX, &interval, e)) ||
         (rc = json_get_bool(o, "ignore_eos", &r->ignore_eos, e)) ||

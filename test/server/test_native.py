@@ -1,6 +1,7 @@
 """/generate field by field, /tokenize, /detokenize, /v1/loads, and the routes that are refused."""
 import base64
 import math
+import re
 import struct
 import tempfile
 import threading
@@ -64,6 +65,7 @@ SAMPLING = [
     ("n", [None, 1], [(0, "1..128"), (129, "1..128")]),
     ("stop", [None, [], "never said"], [([5], "not empty")]),
     ("stop_token_ids", [None, [], [None]], [([2048], "0..2047")]),
+    ("stop_regex", [None, [], "never said"], [("(", "no pattern")]),
     ("top_p", [None, 0.5], [(0, "(0, 1]")]), ("top_k", [None, -1, 5], [(0, "top_k: 0")]),
     ("min_p", [None, 0.5], [(1.5, "[0, 1]")]), ("sampling_seed", [None, 5], [(-1, "an integer in 0")]),
     ("min_new_tokens", [None, 0, 6], [(7, "0..6")]), ("logit_bias", [None, {}], [([], "an object")]),
@@ -233,6 +235,47 @@ def test_preferred_parameters_and_intervals():
             assert got[0] >= 1 and len(got) <= len(counts), (interval, got)  # steps may be quicker than the reader
     bad = Server(FINAL, "--preferred-sampling-params", "[1]", wait=False)
     assert bad.proc.wait(60) != 0 and "--preferred-sampling-params" in bad.text()
+
+
+def test_stop_regex():
+    """The first token with which Python finds a match; nothing of a match is sent before it is cut off."""
+    patterns = [r"\d+", r"[A-Z]\w+ [a-z]+", r"\.\s", r"(?<=4 )dogs?", r"How.*there", r"\bducks\b", r"an(?!d)", r"s\B",
+                r"never said", r"(\w)\1", r"[^\x00-\x7f]", r"\n\n", r"\w{9,}"]
+    with Server(FINAL) as s, Server(FINAL, "--incremental-streaming-output") as inc:
+        prompt = "Question: A farm has 10 ducks and 4 dogs. How many animals are there?\nAnswer:"
+        whole = s.generate(prompt, 60, ignore_eos=True)
+        ids = whole["output_ids"]
+        texts = [s.post("/detokenize", {"tokens": ids[:k]})[1]["text"] for k in range(len(ids) + 1)]
+        stopped = 0
+        for p in patterns + [patterns[:3], [patterns[8], patterns[5]]]:
+            each = p if isinstance(p, list) else [p]
+            hits = [(k, m.start(), x) for k in range(1, 61) for x in each for m in [re.search(x, texts[k])] if m]
+            k, at, which = min(hits, default=(60, None, None))
+            for keep in (False, True):
+                sp = {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True, "stop_regex": p, "no_stop_trim": keep}
+                r = s.post("/generate", {"text": prompt, "sampling_params": sp})[1]
+                assert r["output_ids"] == ids[:k], (p, len(r["output_ids"]), k)
+                want = {"type": "length", "length": 60} if at is None else {"type": "stop", "matched": which}
+                assert r["meta_info"]["finish_reason"] == want, (p, r["meta_info"])
+                if "\ufffd" not in texts[k]:
+                    assert r["text"] == (texts[k] if keep or at is None else texts[k][:at]), (p, r["text"], texts[k])
+                frames = inc.stream("/generate", {"text": prompt, "sampling_params": sp})
+                assert "".join(f["text"] for f in frames) == r["text"], p
+            stopped += at is not None
+        assert stopped >= 8, stopped
+        both = {"temperature": 0, "max_new_tokens": 60, "stop": ["zzz", "yyy"], "stop_regex": r"\d+", "ignore_eos": True}
+        r = s.post("/generate", {"text": prompt, "sampling_params": both})[1]
+        assert r["meta_info"]["finish_reason"]["matched"] == r"\d+"
+        chat = s.post("/v1/completions", {"prompt": prompt, "max_tokens": 60, "temperature": 0, "stop_regex": r"\d+"})[1]
+        assert chat["choices"][0]["finish_reason"] == "stop" and chat["choices"][0]["matched_stop"] == r"\d+"
+        for bad, words in (("(", "no pattern"), ("", "1 to"), (5, "a string"), ([5], "a string"), (["a"] * 9, "at most 8"),
+                           ("a" * 1001, "1 to")):
+            status, r = s.post("/generate", {"input_ids": IDS, "sampling_params": {"stop_regex": bad}})
+            assert status == 400 and words in r["error"]["message"], (bad, r)
+        t = time.time()
+        status, r = s.post("/generate", {"text": prompt, "sampling_params": dict(
+            SP, max_new_tokens=200, stop_regex=r"((\w|\s|.)+)+\x01")})
+        assert status == 400 and "given up" in r["error"]["message"] and time.time() - t < 5, r
 
 
 def test_tokenize():
