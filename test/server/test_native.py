@@ -137,8 +137,8 @@ def test_lists_of_a_batch():
         assert s.generate(IDS, 1, rid="busy")["meta_info"]["id"] == "busy"
         # what a client reads of each kind of error, whichever it knows
         status, r = s.post("/generate", {"input_ids": [5000]})
-        assert (r["error"]["message"], r["message"], r["object"], r["code"], r["param"]) == (
-            r["message"], r["message"], "error", 400, None)
+        assert (r["error"]["message"], r["object"], r["code"], r["param"]) == (r["message"], "error", 400, None)
+        assert r["error"]["code"] == 400 and r["error"]["retryable"] is False
 
 
 def test_logprobs_of_given_ids():
