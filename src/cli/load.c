@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "cli/formats.h"
 #include "cli/load_device.h"
+#include "engine/routing.h"
 #include "weight/dummy.h"
 #include "weight/plan.h"
 #include "weight/update.h"
@@ -105,9 +106,10 @@ err_t load_quantization(format_t *format, unsigned *accept, const char *name, st
 /* KV pages: as told in tokens, else what the memory rule gives. */
 static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err *e)
 {
-    size_t total, per_seq, all;
+    size_t total, per_seq, all, page;
     memory(&l->available, &total);
     l->page_bytes = model_kv_page_bytes(&l->config, o->kv);
+    page = l->page_bytes + l->expert_bytes;
     per_seq = ((size_t)l->context_len + KV_PAGE - 1) / KV_PAGE + 1;
     if (!mul_size(&all, per_seq, (size_t)o->max_running)) all = INT32_MAX;
     size_t pages;
@@ -122,14 +124,14 @@ static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err 
                 "%.1f GB",
                 o->mem_fraction, (double)budget * 1e-9, (double)total * 1e-9,
                 (double)l->weight_bytes * 1e-9);
-        pages = (budget - l->weight_bytes) / l->page_bytes;
+        pages = (budget - l->weight_bytes) / page;
     } else {
         size_t rest = l->available > l->weight_bytes ? l->available - l->weight_bytes : 0;
-        pages = min_size(min_size(l->available / 4, rest), KV_DEFAULT_MAX) / l->page_bytes;
+        pages = min_size(min_size(l->available / 4, rest), KV_DEFAULT_MAX) / page;
     }
     if (o->max_total_tokens <= 0) pages = min_size(pages, all);
     size_t bytes;
-    if (pages < 2 || pages > INT32_MAX || !mul_size(&bytes, pages, l->page_bytes))
+    if (pages < 2 || pages > INT32_MAX || !mul_size(&bytes, pages, page))
         return err_set(
             e, ERR_INPUT,
             "KV pool of %zu pages of %d tokens: 2 .. %d are possible (--max-total-tokens, "
@@ -239,6 +241,7 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     if (step < o->max_running)
         step = o->max_running; /* every running request decodes in one step */
     l->max_step_tokens = (int32_t)step;
+    if (o->keep_experts) l->expert_bytes = routing_row_bytes(&l->config) * KV_PAGE;
     return l->device ? load_device_plan(l, o, e) : plan_kv(l, o, e);
 }
 
@@ -327,6 +330,7 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .max_step_tokens = l->max_step_tokens,
         .context_len = l->context_len,
         .no_prefix_cache = o->no_prefix_cache,
+        .keep_experts = o->keep_experts,
         .retract_every = (int32_t)o->retract_every,
         .weight_version = o->weight_version ? o->weight_version : "default",
         .model_path = o->model,
@@ -335,12 +339,8 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
     return engine_new(&l->engine, &eo, e);
 }
 
-void load_plan(const struct loaded *l, struct buf *out)
+static void tell_memory(const struct loaded *l, struct buf *out)
 {
-    if (l->device) {
-        load_device_tell(l, out);
-        return;
-    }
     double kv = (double)l->n_pages * (double)l->page_bytes;
     (void)buf_printf(out,
                      "memory: weights %.1f MB, %.3f of the %.1f MB stored (twice that while an "
@@ -350,6 +350,17 @@ void load_plan(const struct loaded *l, struct buf *out)
                      (double)l->weight_bytes / (double)(l->stored_bytes ? l->stored_bytes : 1),
                      (double)l->stored_bytes * 1e-6, kv * 1e-6, (int64_t)l->n_pages * KV_PAGE,
                      KV_PAGE, (double)l->available * 1e-9);
+}
+
+void load_plan(const struct loaded *l, struct buf *out)
+{
+    if (l->device)
+        load_device_tell(l, out);
+    else
+        tell_memory(l, out);
+    if (l->expert_bytes)
+        (void)buf_printf(out, "; routing of the tokens with KV %.2f MB",
+                         (double)l->n_pages * (double)l->expert_bytes * 1e-6);
 }
 
 void load_release(struct loaded *l)

@@ -64,6 +64,7 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .numerics = a->numerics,
         .weight_version = a->weight_version,
         .no_prefix_cache = a->no_prefix_cache,
+        .keep_experts = a->keep_experts,
         .retract_every = a->retract_every,
         .watchdog_s = a->watchdog_s,
         .progress = show_progress,
@@ -89,8 +90,11 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .context_len = l->context_len,
         .api_key = a->api_key,
         .incremental_streaming = a->incremental,
+        .stream_interval = (int)a->stream_interval,
+        .preferred_sampling = a->preferred,
         .max_body_bytes = (size_t)a->max_body,
         .max_running = (int)a->max_running,
+        .keep_experts = a->keep_experts,
     };
 }
 

@@ -21,6 +21,9 @@
  * Update       stage and prepare run in the caller's thread while serving goes on.  Then: IN_FLIGHT_ABORT ends
  *              everything, otherwise running requests drain while new ones wait; the commit is a swap at
  *              a step boundary; the epoch moves.  A refused update touches no request.
+ * Experts      with keep_experts the routing of each token lies beside its KV; a request that wants it gets a row
+ *              for every token it computed or found in the cache.  Experts given with a prompt (request.h, forced)
+ *              make KV that is that request's alone: it neither uses the prefix cache nor adds to it.
  * Determinism  results of a request do not depend on what else runs (model.h).
  */
 #ifndef ENGINE_ENGINE_H
@@ -44,6 +47,7 @@ struct engine_options {
     int32_t max_step_tokens;  /* as given to model_new */
     int32_t context_len;
     bool no_prefix_cache;
+    bool keep_experts;        /* requests may ask which experts their tokens went to (routing.h) */
     int32_t retract_every;    /* tests: retract the youngest running request every n-th step; 0: never */
     const char *weight_version;
     const char *model_path;   /* as given */

@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "engine/output.h"
+#include "engine/routing.h"
 #include "engine/sched.h"
 #include "weight/update.h"
 
@@ -71,6 +72,7 @@ struct engine {
     struct sched s;
     uint64_t arrivals;
     struct msg *commit; /* waits for the drain */
+    struct routing *routing; /* NULL: not kept */
     int64_t steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
@@ -79,6 +81,8 @@ struct engine {
     struct step_row *rows;
     struct sample_input *in;
     struct sample_output *out;
+    int16_t *experts;       /* [max_step_tokens][layers][top_k], if kept */
+    const int16_t **forced; /* [max_step_tokens] */
     int32_t *row_pos; /* prompt position that the row scores; -1: it samples */
     struct step_seq *seqs;
     struct seq **planned;

@@ -133,6 +133,13 @@ static const char *cpu_isa(const struct model *base)
     return ((const struct cpu_model *)base)->ops->name;
 }
 
+static unsigned cpu_can(const struct model *base)
+{
+    unsigned always = MODEL_OF | MODEL_KEPT;
+    bool moe = ((const struct cpu_model *)base)->c.n_experts > 0;
+    return moe ? always | MODEL_EXPERTS | MODEL_FORCED : always;
+}
+
 static void cpu_break_invariance(struct model *base)
 {
     ((struct cpu_model *)base)->broken = true;
@@ -222,6 +229,7 @@ static void cpu_free(struct model *base)
 static const struct model_ops cpu_ops = {
     .free = cpu_free,
     .isa = cpu_isa,
+    .can = cpu_can,
     .set_numerics = cpu_set_numerics,
     .check_update = cpu_check_update,
     .kv_clear = cpu_kv_clear,

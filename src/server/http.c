@@ -54,24 +54,37 @@ void xchg_ready(struct xchg *x)
     pthread_mutex_unlock(&x->m);
 }
 
+void xchg_encoded(struct slot *sl)
+{
+    struct xchg *x = sl->x;
+    pthread_mutex_lock(&x->m);
+    sl->encoded = true;
+    if (x->replied && x->stream) wake_locked(x);
+    else x->wake = true;
+    pthread_mutex_unlock(&x->m);
+}
+
 void xchg_notify(void *ctx)
 {
     struct slot *sl = ctx;
     struct xchg *x = sl->x;
-    bool queue = false, drop = false;
+    bool queue = false, drop = false, encode = false;
     pthread_mutex_lock(&sl->r->lock);
     bool done = sl->r->done;
     pthread_mutex_unlock(&sl->r->lock);
     pthread_mutex_lock(&x->m);
     if (done && !sl->counted) {
         sl->counted = drop = true;
+        sl->to_encode = x->stream && sl->r->has_experts;
+        encode = sl->to_encode && !x->encoding;
+        x->encoding = x->encoding || encode;
         queue = ++x->n_done == x->n_slots && !x->stream && !x->replied;
         if (queue) x->building = true;
     }
     if (x->replied && x->stream) wake_locked(x);
     else x->wake = true;
     pthread_mutex_unlock(&x->m);
-    if (queue) xchg_queue(x);
+    if (queue || encode) xchg_queue(x);
     if (drop) xchg_unref(x);
 }
 
@@ -196,8 +209,11 @@ static enum MHD_Result send_reply(struct xchg *x)
         r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32768, reader, x, reader_free);
         if (!r) xchg_unref(x);
     } else {
-        r = MHD_create_response_from_buffer(x->out.len, x->out.data ? x->out.data : (char *)(uintptr_t)"",
-                                            MHD_RESPMEM_MUST_COPY);
+        size_t n = x->out.len; /* it may be large: given away, not copied */
+        char *text = buf_take(&x->out);
+        if (!text) return MHD_NO;
+        r = MHD_create_response_from_buffer_with_free_callback(n, text, mem_free);
+        if (!r) mem_free(text);
     }
     if (!r) return MHD_NO;
     if (x->type) MHD_add_response_header(r, "Content-Type", x->stream ? "text/event-stream" : x->type);
@@ -371,8 +387,14 @@ static err_t listen_at(struct server *s, struct err *e)
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e)
 {
+    json_t *preferred = NULL;
+    if (o->preferred_sampling) {
+        preferred = json_parse_object(o->preferred_sampling, strlen(o->preferred_sampling), e);
+        if (!preferred) return err_wrap(e, ERR_INPUT, "--preferred-sampling-params");
+    }
     struct server *s = mem_alloc(sizeof *s);
     s->o = *o;
+    s->preferred = preferred;
     if (!s->o.max_body_bytes) s->o.max_body_bytes = (size_t)64 << 20;
     signal(SIGPIPE, SIG_IGN);
     pthread_mutex_init(&s->m, NULL);
@@ -490,6 +512,7 @@ bool server_stop(struct server *s)
     close(s->epoll_fd);
     close(s->stop_fd);
     mem_free(s->watch);
+    json_decref(s->preferred);
     pthread_mutex_destroy(&s->m);
     mem_free(s);
     return true;

@@ -34,8 +34,11 @@ struct server_options {
     int32_t context_len;
     size_t max_body_bytes;      /* 0: 64 MiB */
     const char *api_key;        /* NULL: none asked */
+    const char *preferred_sampling; /* JSON object under each sampling_params of /generate; NULL: none */
+    int stream_interval;            /* tokens from one frame of a stream to the next; below 1: 1 */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
-    int max_running;            /* told in /server_info only */
+    int max_running;            /* told in /server_info only, as the next */
+    bool keep_experts;
 };
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e) MUST_USE;

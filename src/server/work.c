@@ -32,8 +32,12 @@ void xchg_run(struct xchg *x)
 static void run(struct xchg *x)
 {
     pthread_mutex_lock(&x->m);
-    bool building = x->building;
+    bool building = x->building, encoding = x->encoding;
     pthread_mutex_unlock(&x->m);
+    if (encoding) {
+        native_encode(x);
+        return;
+    }
     if (!building) {
         xchg_run(x);
         return;
