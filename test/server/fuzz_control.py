@@ -286,7 +286,9 @@ def run(kind, seed, indices, result=None):
     flags = ("--max-total-tokens", "512", "--max-running-requests", "4", "--chunked-prefill-size", "16", "--threads", "1",
              "--log-level", "warning")
     with tempfile.TemporaryDirectory() as root:
-        models = Chains(root) if kind == "chains" else Trained()
+        models = Trained() if kind == "trained" else Chains(root)
+        if kind == "retracting":
+            flags += ("--retract-every", "7")
         with Server(models.dirs[models.first], *flags, "--weight-version", "0:" + models.first) as s:
             f = Fuzz(s, models, None)
             files = len(os.listdir(f"/proc/{s.proc.pid}/fd"))
@@ -309,10 +311,12 @@ def run(kind, seed, indices, result=None):
 
 
 def share(indices, seed, servers):
-    """One sequence in 16 on the trained models, the rest on chains; `servers` at a time."""
+    """One sequence in 16 on the trained models, the rest on chains, of every second server with retractions in between;
+    `servers` at a time."""
     parts = [("trained", [i for i in indices if i % 16 == 0])]
     rest = [i for i in indices if i % 16]
-    parts += [("chains", rest[k::max(servers - 1, 1)]) for k in range(max(servers - 1, 1))]
+    chains = max(servers - 1, 1)
+    parts += [("retracting" if k % 2 else "chains", rest[k::chains]) for k in range(chains)]
     result, total = multiprocessing.Queue(), {}
     jobs = [multiprocessing.Process(target=run, args=(kind, seed, part, result)) for kind, part in parts if part]
     for j in jobs:
