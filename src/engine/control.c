@@ -77,7 +77,7 @@ static void relabel(struct engine *e, struct msg *m)
 {
     if (m->abort_all) engine_abort_where(e, NULL, NULL);
     if (strcmp(e->weight_version, m->label) != 0) {
-        e->version++;
+        e->labels++;
         pthread_mutex_lock(&e->lock);
         mem_free(e->weight_version);
         e->weight_version = mem_dup(m->label);
@@ -152,8 +152,6 @@ static void commit_now(struct engine *e)
     }
     sched_keep_all(&e->s);
     for (struct seq *q = e->s.head; q; q = q->next) output_rescore(q);
-    e->version++;
-    e->updates++;
     weights_commit(e, m);
 }
 

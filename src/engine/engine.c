@@ -30,7 +30,7 @@ static void publish(struct engine *e)
     st->retracted = e->s.n_retracted;
     st->paused = e->paused;
     st->held = e->paused ? e->s.n_running + e->s.n_waiting : 0;
-    st->updates = e->updates;
+    st->updates = (int64_t)(store_epoch(e->o.store) - e->first_epoch);
     st->draining = e->s.draining;
     st->waiting_tokens = e->s.waiting_tokens;
     st->pages_total = pages_total(e->s.pages);
@@ -270,6 +270,7 @@ err_t engine_new(struct engine **out, const struct engine_options *o, struct err
     e->weight_version = mem_dup(o->weight_version ? o->weight_version : "default");
     e->model_path = mem_dup(o->model_path ? o->model_path : "");
     e->o.weight_version = e->o.model_path = NULL;
+    e->first_epoch = store_epoch(o->store);
     err_t rc = init_sched(e, err);
     if (rc == OK) {
         e->window_began = clock_ns();

@@ -79,8 +79,7 @@ struct engine {
     struct msg *commit; /* waits for the drain */
     struct msg *flush;  /* waits until nothing runs */
     enum pause_mode paused;
-    uint64_t version; /* of the spans: grows with every commit and every new label */
-    int64_t updates;
+    uint64_t labels, first_epoch; /* labels: how often it has changed */
     int64_t steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
