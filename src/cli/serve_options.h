@@ -13,7 +13,9 @@ struct serve_args {
     const char *preferred;
     int64_t stream_interval;
     int64_t max_body, threads, retract_every;
-    double mem_fraction, watchdog_s, drain_s;
+    double mem_fraction, watchdog_s, drain_s, update_drain_s;
+    const char *update_in_flight;
+    bool ready_after_update;
     bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
     bool deterministic, metrics, keep_experts;
     struct numerics numerics; /* from moe_backend and act_format */

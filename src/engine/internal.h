@@ -20,6 +20,9 @@ enum msg_kind {
     MSG_ABORT,
     MSG_ABORT_REQUEST,
     MSG_FLUSH,
+    MSG_PAUSE,
+    MSG_CONTINUE,
+    MSG_RELABEL,
     MSG_COMMIT,
     MSG_CHECK,
     MSG_BETWEEN_STEPS
@@ -37,7 +40,10 @@ struct msg {
     struct update_result *result;
     err_t (*run)(void *ctx, struct err *e); /* BETWEEN_STEPS */
     void *ctx;
-    int64_t t_sent;
+    enum pause_mode mode; /* PAUSE */
+    const char *label;    /* RELABEL */
+    bool abort_all;
+    int64_t t_sent, t_end; /* t_end: COMMIT, when the drain is over; FLUSH, until when it waits; 0: never */
     bool answered;
     err_t rc;
     struct err err;
@@ -73,6 +79,9 @@ struct engine {
     uint64_t arrivals;
     struct msg *commit; /* waits for the drain */
     struct routing *routing; /* NULL: not kept */
+    struct msg *flush;  /* waits until nothing runs */
+    enum pause_mode paused;
+    uint64_t labels, first_epoch; /* labels: how often it has changed */
     int64_t steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
@@ -99,6 +108,10 @@ void engine_abort_where(struct engine *e, const char *prefix, const struct reque
 void rid_add(struct engine *e, struct rid_entry *x);        /* lock held */
 bool rid_known(const struct engine *e, const char *rid);    /* lock held */
 void rid_remove(struct engine *e, const struct request *r); /* lock held */
+/* control.c: control messages, and what they wait for */
+bool control_handle(struct engine *e, struct msg *m); /* false: another kind */
+void control_turn(struct engine *e);                  /* after the inbox */
+int64_t control_deadline(const struct engine *e);     /* clock_ns when a turn is due; 0: none */
 /* step.c */
 err_t step_buffers(struct engine *e, struct err *err);
 void step_release(struct engine *e);

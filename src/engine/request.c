@@ -58,6 +58,7 @@ void request_unref(struct request *r)
     mem_free(r->prompt_of);
     buf_release(&r->kept);
     buf_release(&r->kept_ends);
+    mem_free(r->spans);
     buf_release(&r->text);
     pthread_mutex_destroy(&r->lock);
     mem_free(r);

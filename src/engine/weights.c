@@ -15,12 +15,12 @@ static int loader_threads(const struct update_options *o)
     return n < 1 ? 1 : n > 8 ? 8 : (int)n;
 }
 
-/* Engine thread, nothing running. */
+/* Engine thread; nothing running has a part in the tree. */
 void weights_commit(struct engine *e, struct msg *m)
 {
     int64_t t0 = clock_ns();
     m->result->drain_s = (double)(t0 - m->t_sent) * 1e-9;
-    m->result->num_paused = e->s.n_waiting;
+    m->result->num_paused = e->s.n_running + e->s.n_waiting;
     update_commit(m->update);
     /* Entries of the former epoch can never be hit again, flush_cache or not. */
     radix_clear(e->s.tree);
@@ -71,7 +71,8 @@ err_t engine_update(struct engine *e, const char *model, const struct update_opt
     struct update_result r = {0};
     struct update *u = NULL;
     int64_t t0 = clock_ns();
-    err_t rc = update_begin(&u, e->o.store, err);
+    err_t rc = engine_version_check(e, o, err);
+    if (rc == OK) rc = update_begin(&u, e->o.store, err);
     if (rc == OK) rc = stage(e, u, model, o, &r, err);
     r.stage_s = (double)(clock_ns() - t0) * 1e-9;
     if (rc == OK) {

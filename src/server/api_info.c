@@ -6,6 +6,14 @@
 #include <string.h>
 #include <time.h>
 
+bool waiting_for_update(struct server *s)
+{
+    struct engine_stats st;
+    if (!s->o.ready_after_update) return false;
+    engine_stat(s->engine, &st);
+    return st.updates == 0;
+}
+
 void api_health(struct xchg *x, const json_t *body)
 {
     (void)body;
@@ -19,6 +27,11 @@ void api_health(struct xchg *x, const json_t *body)
     if (s->draining) {
         x->status = 503;
         buf_puts(&x->out, "{\"status\":\"stopping\"}");
+        return;
+    }
+    if (waiting_for_update(s)) {
+        x->status = 503;
+        buf_puts(&x->out, "{\"status\":\"waiting for the first update\"}");
         return;
     }
     engine_stat(s->engine, &st);
@@ -125,6 +138,8 @@ static bool check_loads(struct xchg *x, const char *include, const char *format,
     return true;
 }
 
+/* Queues: `waiting` is all that wait, `retracted` those of them that have run before, `paused` all that a pause
+ * holds, with KV or without. */
 void api_loads(struct xchg *x, const json_t *body)
 {
     (void)body;
@@ -165,7 +180,12 @@ void api_loads(struct xchg *x, const json_t *body)
     if (all || has_word(include, "memory"))
         buf_printf(b, ",\"memory\":{\"token_capacity\":%lld}", (long long)st.pages_total * KV_PAGE);
     if (all || has_word(include, "queues"))
-        buf_printf(b, ",\"queues\":{\"waiting\":%d,\"grammar\":0,\"paused\":0,\"retracted\":0}", st.waiting);
+        buf_printf(b, ",\"queues\":{\"waiting\":%d,\"grammar\":0,\"paused\":%d,\"retracted\":%d}", st.waiting, st.held,
+                   st.retracted);
+    const char *pause = api_pause_name(st.paused);
+    buf_puts(b, ",\"paused\":");
+    if (pause) put_str(b, pause, strlen(pause));
+    else buf_puts(b, "null");
     buf_puts(b, "}]}");
 }
 

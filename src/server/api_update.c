@@ -10,13 +10,12 @@ void api_update_from_disk(struct xchg *x, const json_t *b)
     const char *path = NULL;
     struct update_options o = {.flush_cache = true};
     struct update_result res = {0};
-    bool abort_all = false;
     char message[1400];
     err_t rc;
     if ((rc = json_get_str(b, "model_path", &path, &e)) ||
         (rc = json_get_str(b, "weight_version", &o.weight_version, &e)) ||
         (rc = json_get_bool(b, "flush_cache", &o.flush_cache, &e)) ||
-        (rc = json_get_bool(b, "abort_all_requests", &abort_all, &e))) {
+        (rc = api_in_flight(x, b, &o, &e))) {
         reply_err(x, &e);
         return;
     }
@@ -24,7 +23,6 @@ void api_update_from_disk(struct xchg *x, const json_t *b)
         reply_error(x, 400, "model_path: missing; must be a string");
         return;
     }
-    if (abort_all) o.in_flight = IN_FLIGHT_ABORT;
     int64_t t = clock_ns();
     rc = engine_update(x->s->engine, path, &o, &res, &e);
     if (rc) snprintf(message, sizeof message, "Failed to update weights: %s", e.msg);

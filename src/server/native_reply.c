@@ -189,6 +189,8 @@ static void put_meta(struct xchg *x, const struct slot *sl)
                "\"sampling_seed\":%llu,\"weight_version\":",
                r->n_prompt, r->n_output, r->cached_tokens, r->num_retractions, (unsigned long long)r->sp.seed);
     put_str(b, version, strlen(version));
+    buf_puts(b, ",\"weight_versions\":");
+    put_spans(b, r);
     if (r->want_logprobs) put_logprobs(x, sl);
     if (r->done) put_end(x, sl);
     buf_putc(b, '}');

@@ -34,6 +34,18 @@ void put_real(struct buf *b, double d)
 
 /* The three shapes that SGLang has, in one: {"error":{"message"}} of its own routes, the flat one of OpenAI's, and
  * what a stream says (`retryable`); each client finds what it looks for. */
+void put_spans(struct buf *b, const struct request *r)
+{
+    buf_putc(b, '[');
+    for (int32_t i = 0; i < r->n_spans; i++) {
+        const struct version_span *v = &r->spans[i];
+        buf_puts(b, i ? ",[" : "[");
+        put_str(b, v->version, strlen(v->version));
+        buf_printf(b, ",%d]", v->n);
+    }
+    buf_putc(b, ']');
+}
+
 void put_error(struct buf *b, int status, const char *message)
 {
     const char *type = status == 401 ? "Unauthorized" : status < 500 ? "BadRequestError"
