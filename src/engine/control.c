@@ -152,7 +152,7 @@ static void commit_now(struct engine *e)
     }
     sched_keep_all(&e->s);
     for (struct seq *q = e->s.head; q; q = q->next) output_rescore(q);
-    weights_commit(e, m);
+    updates_commit(e, m);
 }
 
 void control_turn(struct engine *e)

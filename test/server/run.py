@@ -28,6 +28,7 @@ MODULES = (
     "test_routed",
     "test_native",
     "test_control",
+    "test_staging",
 )
 for module in MODULES:
     m = importlib.import_module(module)
