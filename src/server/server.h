@@ -39,7 +39,6 @@ struct server_options {
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
     int max_running;            /* told in /server_info only, as the next */
     bool keep_experts;
-    int max_running;            /* told in /server_info only */
     enum in_flight update_in_flight; /* of updates that do not say */
     double update_drain_s;      /* the same; 0: no limit */
     bool ready_after_update;    /* generation and health answer 503 until an update has succeeded */
