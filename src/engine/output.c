@@ -93,6 +93,8 @@ static int32_t scan_patterns(struct seq *q, size_t *at)
     int32_t hit = -1;
     size_t begin, first = r->text.len;
     const char *text = r->text.data ? r->text.data : "";
+    if (r->text.len == q->searched) return -1;
+    q->searched = r->text.len;
     for (int32_t i = 0; i < r->n_regexes; i++) {
         struct err e = {0};
         stop_regex_t got = stop_regex_search(r->regexes[i], text, r->text.len, &begin, &e);

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 
-from harness import EARLY, FINAL, Server, strict
+from harness import EARLY, FINAL, SLOW, Server, strict
 from test_numbers import VOCAB, no_numpy, random_model
 
 IDS = [2046, 375, 198, 32, 430]
@@ -247,7 +247,7 @@ def test_stop_regex():
         ids = whole["output_ids"]
         texts = [s.post("/detokenize", {"tokens": ids[:k]})[1]["text"] for k in range(len(ids) + 1)]
         stopped = 0
-        for p in patterns + [patterns[:3], [patterns[8], patterns[5]]]:
+        for p in patterns[::3 if SLOW else 1] + [patterns[:3], [patterns[8], patterns[5]]]:
             each = p if isinstance(p, list) else [p]
             hits = [(k, m.start(), x) for k in range(1, 61) for x in each for m in [re.search(x, texts[k])] if m]
             k, at, which = min(hits, default=(60, None, None))
@@ -262,7 +262,7 @@ def test_stop_regex():
                 frames = inc.stream("/generate", {"text": prompt, "sampling_params": sp})
                 assert "".join(f["text"] for f in frames) == r["text"], p
             stopped += at is not None
-        assert stopped >= 8, stopped
+        assert stopped >= (3 if SLOW else 8), stopped
         both = {"temperature": 0, "max_new_tokens": 60, "stop": ["zzz", "yyy"], "stop_regex": r"\d+", "ignore_eos": True}
         r = s.post("/generate", {"text": prompt, "sampling_params": both})[1]
         assert r["meta_info"]["finish_reason"]["matched"] == r"\d+"

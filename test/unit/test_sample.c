@@ -138,7 +138,7 @@ static void not_finite(void **state)
 enum { W = 300 };
 static int naive_kept(const float *x, const struct sample_params *p, bool *in, double *probability)
 {
-    double sum = 0.0, max = -INFINITY;
+    double sum = 0.0, max = -1e30;
     int n = 0;
     for (int i = 0; i < W; i++)
         max = fmax(max, (double)x[i]);
