@@ -13,7 +13,10 @@ struct serve_args {
     int64_t max_body, threads, retract_every;
     double mem_fraction, watchdog_s, drain_s;
     bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
-    bool deterministic, metrics;
+    bool deterministic, metrics, log_requests;
+    const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config;
+    struct opt_strings allowed_paths;
+    double status_s;
     struct numerics numerics; /* from moe_backend and act_format */
 };
 

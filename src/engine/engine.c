@@ -156,7 +156,7 @@ static void publish(struct engine *e)
     st->pages_total = pages_total(e->s.pages);
     st->pages_free = pages_available(e->s.pages);
     st->pages_cached = radix_evictable(e->s.tree);
-    st->prompt_tokens = e->prompt_tokens;
+    st->prompt_tokens = e->prompt_tokens + e->s.cached_tokens;
     st->cached_tokens = e->s.cached_tokens;
     st->output_tokens = e->output_tokens;
     st->steps = e->steps;

@@ -76,7 +76,7 @@ struct request {
     int finish_status;            /* FINISH_ABORT: 0, or an HTTP status the request failed with */
     int32_t cached_tokens, num_retractions, n_chunks; /* n_chunks: prefill pieces */
     char weight_version[128];     /* at completion */
-    int64_t t_submit, t_first, t_end; /* clock_ns */
+    int64_t t_submit, t_admit, t_first, t_end; /* clock_ns; t_admit: first admission, 0: never */
 
     /* engine's own */
     _Atomic int refs;

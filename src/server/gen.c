@@ -94,6 +94,7 @@ err_t gen_rid(struct request *r, const char *rid, int number, struct err *e)
 
 void slot_release(struct slot *sl)
 {
+    if (sl->counted && sl->x->s->o.log_requests) request_log(sl->x, sl->r);
     request_unref(sl->r);
     buf_release(&sl->json.text);
     buf_release(&sl->json.ids);

@@ -12,6 +12,7 @@
 
 #include "base/buf.h"
 #include "server/json.h"
+#include "server/metrics.h"
 #include "server/sampling.h"
 #include "server/server.h"
 #include <microhttpd.h>
@@ -25,7 +26,8 @@ enum where { RUN_INLINE, RUN_WORKER, RUN_THREAD }; /* THREAD: may block for long
 enum route_flags {
     ROUTE_LOADING = 1, /* answered while the model loads, too */
     ROUTE_OPENAI = 2,  /* Content-Type is checked */
-    ROUTE_LATER = 4    /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
+    ROUTE_LATER = 4,   /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
+    ROUTE_ADMIN = 8    /* changes the server: guarded by admin_key, its paths by roots */
 };
 
 struct route {
@@ -116,6 +118,7 @@ struct server {
     int n_watch;
     uint64_t next_gen;
     struct MHD_Daemon *daemon;
+    struct metrics metrics;
     int64_t started;
 };
 
@@ -157,6 +160,9 @@ void gen_pull(struct xchg *x);   /* new frames of a stream into x->out */
 void slot_release(struct slot *sl);
 const char *gen_reason(const struct request *r);
 
+/* reqlog.c */
+void request_log(const struct xchg *x, const struct request *r);
+
 /* api_*.c */
 /* The body into x->slots, not yet submitted; x->chat tells the OpenAI routes apart. */
 err_t native_parse(struct xchg *x, const json_t *b, struct err *e) MUST_USE;
@@ -171,6 +177,7 @@ void api_health(struct xchg *x, const json_t *b);
 void api_model_info(struct xchg *x, const json_t *b);
 void api_server_info(struct xchg *x, const json_t *b);
 void api_weight_version(struct xchg *x, const json_t *b);
+void api_metrics(struct xchg *x, const json_t *b);
 void api_loads(struct xchg *x, const json_t *b);
 void api_get_load(struct xchg *x, const json_t *b);
 /* api_control.c */

@@ -34,6 +34,12 @@ struct server_options {
     int32_t context_len;
     size_t max_body_bytes;      /* 0: 64 MiB */
     const char *api_key;        /* NULL: none asked */
+    const char *admin_key;      /* the one that control routes take; NULL: api_key */
+    const char *const *roots;   /* [n_roots] folders where control routes may look (roots.h) */
+    size_t n_roots;
+    const char *cors_origin;    /* Access-Control-Allow-Origin; NULL: other origins' pages may not call */
+    const char *metrics_prefix; /* NULL: moult_ */
+    bool log_requests;          /* a line for each that ends */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
     int max_running;            /* told in /server_info only */
 };

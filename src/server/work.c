@@ -5,6 +5,7 @@
  * others of its kind only, so normal traffic goes on beside it.
  */
 #include "server/internal.h"
+#include "server/roots.h"
 
 #define BIG_BODY ((size_t)256 << 10)
 
@@ -22,6 +23,12 @@ void xchg_run(struct xchg *x)
             xchg_ready(x);
             return;
         }
+    }
+    if ((x->route->flags & ROUTE_ADMIN) && roots_check(x->s->o.roots, x->s->o.n_roots, body, &e)) {
+        reply_err(x, &e);
+        json_decref(body);
+        xchg_ready(x);
+        return;
     }
     bool ends = !(x->route->flags & ROUTE_LATER);
     x->route->handle(x, body);
