@@ -7,6 +7,7 @@
 #include "cli/numerics.h"
 #include "cli/serve_options.h"
 #include "cli/words.h"
+#include "server/record.h"
 #include "server/server.h"
 #include <signal.h>
 #include <stdatomic.h>
@@ -236,7 +237,11 @@ static int run(const struct serve_args *a, struct err *e)
     struct loaded l = {.bos_id = -1};
     struct server_options so = server_from(a, &l);
     so.config = NULL;
-    if (server_start(&s.server, &so, e) != OK) return 1;
+    if (a->record && record_open(&so.record, a->record, e) != OK) return 1;
+    if (server_start(&s.server, &so, e) != OK) {
+        record_close(so.record);
+        return 1;
+    }
     log_line(LOG_INFO, "listening on http://%s:%d", a->host, server_port(s.server));
     struct load_options lo = load_from(a, &s);
     err_t rc = bring_up(&s, &l, &lo, a, e);
@@ -254,6 +259,7 @@ static int run(const struct serve_args *a, struct err *e)
     if (!server_stop(s.server)) _exit(rc == OK ? 0 : 1);
     if (l.engine) engine_stop(l.engine, 0);
     load_release(&l);
+    record_close(so.record);
     return rc == OK ? 0 : 1;
 }
 

@@ -80,6 +80,8 @@ static const struct opt serve_opts[] = {
      "debug|info|warning|error|critical", "least level that is printed", NULL},
     {"log-format", NULL, OPT_HONOURED, OPT_CHOICE, AT(log_format), "text", 0, 0, "text|json", "form of log lines", NULL},
     {"log-requests", NULL, OPT_HONOURED, OPT_FLAG, AT(log_requests), NULL, 0, 0, NULL, "a log line for each request that ends", NULL},
+    {"record", NULL, OPT_HONOURED, OPT_STRING, AT(record), NULL, 0, 0, NULL,
+     "existing folder in which a file of all requests and answers is kept, for moult replay", NULL},
     {"status-interval", NULL, OPT_HONOURED, OPT_REAL, AT(status_s), "10", 0, 1e6, NULL,
      "seconds between two status lines while there is work; 0: none", NULL},
     {"enable-metrics", NULL, OPT_HONOURED, OPT_FLAG, AT(metrics), NULL, 0, 0, NULL, "accepted; /metrics is always there", NULL},

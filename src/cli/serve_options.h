@@ -14,7 +14,7 @@ struct serve_args {
     double mem_fraction, watchdog_s, drain_s;
     bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
     bool deterministic, metrics, log_requests;
-    const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config;
+    const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config, *record;
     struct opt_strings allowed_paths;
     double status_s;
     struct numerics numerics; /* from moe_backend and act_format */

@@ -219,6 +219,7 @@ static void clear_page(void *ctx, int32_t page)
 static void release(struct engine *e)
 {
     step_release(e);
+    mem_free(e->profile.records);
     radix_free(e->s.tree);
     pages_free(e->s.pages);
     mem_free(e->s.running);

@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "engine/output.h"
+#include "engine/profile.h"
 #include "engine/sched.h"
 #include "weight/update.h"
 
@@ -74,6 +75,7 @@ struct engine {
     int64_t steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
+    struct profile profile;
     /* one step, [max_step_tokens] or [max_running] */
     int32_t *ids, *pos, *seq_of;
     struct step_row *rows;

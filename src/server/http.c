@@ -242,7 +242,8 @@ static bool authorised(const struct xchg *x)
 {
     bool admin = x->route && (x->route->flags & ROUTE_ADMIN) && x->s->o.admin_key;
     const char *key = admin ? x->s->o.admin_key : x->s->o.api_key;
-    if (!key || !strncmp(x->path, "/health", 7) || !strncmp(x->path, "/metrics", 8)) return true;
+    bool open = !strcmp(x->path, "/") || !strncmp(x->path, "/health", 7) || !strncmp(x->path, "/metrics", 8);
+    if (!key || open) return true;
     const char *h = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Authorization");
     if (!h || strncmp(h, "Bearer ", 7) || strlen(h + 7) != strlen(key)) return false;
     unsigned diff = 0; /* in constant time */

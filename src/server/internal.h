@@ -119,6 +119,7 @@ struct server {
     uint64_t next_gen;
     struct MHD_Daemon *daemon;
     struct metrics metrics;
+    char profile_dir[1024]; /* of the running profile; guarded by m */
     int64_t started;
 };
 
@@ -183,6 +184,9 @@ void api_get_load(struct xchg *x, const json_t *b);
 /* api_control.c */
 void api_flush(struct xchg *x, const json_t *b);
 void api_abort_request(struct xchg *x, const json_t *b);
+/* api_profile.c */
+void api_start_profile(struct xchg *x, const json_t *b);
+void api_stop_profile(struct xchg *x, const json_t *b);
 /* api_update.c */
 void api_update_from_disk(struct xchg *x, const json_t *b);
 

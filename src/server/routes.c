@@ -1,10 +1,17 @@
 /* routes.c - every path that is served, and by what. */
 #include "server/internal.h"
+#include "server/page.h"
 #include <string.h>
 
 static void api_root(struct xchg *x, const json_t *b)
 {
+    const char *accept = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Accept");
     (void)b;
+    if (accept && strstr(accept, "text/html")) {
+        x->type = "text/html; charset=utf-8";
+        buf_put(&x->out, page_html, (size_t)(page_html_end - page_html));
+        return;
+    }
     reply_text(x, 200, "application/json", "\"Moult is running\"");
 }
 
@@ -32,6 +39,8 @@ static const struct route routes[] = {
     {"/v1/models/", M_GET, RUN_INLINE, 0, api_model},
     {"/flush_cache", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_flush},
     {"/abort_request", M_POST, RUN_WORKER, ROUTE_ADMIN, api_abort_request},
+    {"/start_profile", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_start_profile},
+    {"/stop_profile", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_stop_profile},
     {"/update_weights_from_disk", M_POST, RUN_THREAD, ROUTE_ADMIN, api_update_from_disk},
     {"/generate", M_POST | M_PUT, RUN_WORKER, ROUTE_LATER, api_generate},
     {"/v1/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER, api_completions},

@@ -19,6 +19,7 @@
 #include "text/tokenizer.h"
 
 struct server;
+struct record;
 
 struct server_options {
     const char *host;              /* address or name to bind; NULL: 127.0.0.1 */
@@ -40,6 +41,7 @@ struct server_options {
     const char *cors_origin;    /* Access-Control-Allow-Origin; NULL: other origins' pages may not call */
     const char *metrics_prefix; /* NULL: moult_ */
     bool log_requests;          /* a line for each that ends */
+    struct record *record;      /* record.h; NULL: none */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
     int max_running;            /* told in /server_info only */
 };

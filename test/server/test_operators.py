@@ -195,3 +195,70 @@ def test_flags_from_a_file_and_the_environment():
             assert says in refused("--config", path), line
         assert "--config" in refused("--config", os.path.join(root, "none"))
         assert "--port" in refused("--model", EARLY, MOULT_PORT="70000")
+
+
+def test_profile_is_a_trace():
+    with tempfile.TemporaryDirectory() as root, Server(EARLY, "--chunked-prefill-size", "16") as s:
+        assert s.post("/stop_profile", {})[0] == 400
+        assert s.post("/start_profile", {"output_dir": os.path.join(root, "none")})[0] == 400
+        assert s.post("/start_profile", {"output_dir": root})[0] == 200
+        assert s.post("/start_profile", {"output_dir": root})[0] == 400
+        s.generate(list(range(100, 150)), 10, ignore_eos=True)
+        status, text = s.post("/stop_profile", {})
+        assert status == 200 and "steps" in text, text
+        (name,) = os.listdir(root)
+        events = strict(open(os.path.join(root, name)).read())["traceEvents"]
+        steps = [x for x in events if x["ph"] == "X"]
+        assert sum(x["args"]["output_tokens"] for x in steps) == 10
+        assert sum(x["args"]["prompt_tokens"] for x in steps) == 50
+        assert [x["name"] for x in steps] == ["prefill"] * 3 + ["mixed"] + ["decode"] * 9, steps
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 0.01 for a, b in zip(steps, steps[1:])), "steps overlap"
+        assert s.post("/start_profile", {"output_dir": root, "num_steps": 2})[0] == 200
+        s.generate([5], 6, ignore_eos=True)
+        assert "2 steps" in s.post("/stop_profile", {})[1]
+
+
+def replay(s, path, *flags):
+    import subprocess
+    p = subprocess.run([MOULT, "replay", "--file", path, "--url", f"http://127.0.0.1:{s.port}", *flags],
+                       capture_output=True, text=True, timeout=300)
+    return p.returncode, dict(x.split(": ", 1) for x in p.stdout.splitlines()), p.stderr
+
+
+def test_record_and_replay():
+    """Unseeded, batched, streamed and chat requests give the same again; other weights do not, and are told."""
+    with tempfile.TemporaryDirectory() as root:
+        with Server(EARLY, "--record", root) as s:
+            sp = {"max_new_tokens": 12, "temperature": 1.2, "ignore_eos": True}
+            s.post("/generate", {"input_ids": [5, 6], "sampling_params": sp})
+            s.post("/generate", {"input_ids": [[5], [6, 7]], "sampling_params": dict(sp, n=2)})
+            s.post("/generate", {"text": ["a", "b\0\u20ac"], "sampling_params": [sp, dict(sp, sampling_seed=9)]})
+            s.stream("/generate", {"input_ids": [9], "sampling_params": sp})
+            s.post("/v1/completions", {"prompt": "x", "max_tokens": 8, "temperature": 1, "n": 2})
+            s.stream("/v1/chat/completions", {"messages": [{"role": "user", "content": "y"}], "max_tokens": 8})
+            assert s.post("/generate", {"input_ids": []})[0] == 400
+            s.post("/generate", "{")
+        (name,) = os.listdir(root)
+        path = os.path.join(root, name)
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        lines = [strict(x) for x in open(path)]
+        assert sum("in" in x for x in lines) == 8 and sum("out" in x for x in lines) == 11, lines
+        with Server(EARLY) as s:
+            code, said, err = replay(s, path, "--speed", "0")
+            assert code == 0 and said["Same"] == "7" and said["Different"] == said["Another status"] == "0", (said, err)
+            t = time.time()
+            code, said, err = replay(s, path, "--speed", "0.5", "--parallel", "1")
+            times = [x["at"] for x in lines if "in" in x][:-1]  # the last one's body is no object
+            assert code == 0 and time.time() - t >= 2 * (times[-1] - times[0]), (said, err)
+        with Server(FINAL) as s:
+            code, said, err = replay(s, path)
+            assert code == 1 and int(said["Different"]) >= 5 and "another answer" in err, (said, err)
+            with open(path, "a") as f:
+                f.write('{"in": "cut')
+            assert replay(s, path)[1]["Same"] == said["Same"]
+            with open(path, "a") as f:
+                f.write("\n")
+            assert replay(s, path)[0] == 1
+    with Server(EARLY, "--record", "/nowhere", wait=False) as s:
+        assert s.proc.wait(30) == 1 and "record" in s.text()
+        s.proc.returncode = 0
