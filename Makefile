@@ -44,7 +44,7 @@ MODULES := $(OUT)/obj/cuda-modules.o
 else
 SRC     := $(filter-out $(filter-out %/absent.c %/layout_cuda.c,$(wildcard src/*/cuda/*.c)),$(SRC))
 endif
-OBJ     := $(SRC:src/%.c=$(OUT)/obj/%.o) $(MODULES)
+OBJ     := $(SRC:src/%.c=$(OUT)/obj/%.o) $(OUT)/obj/server/page.o $(MODULES)
 LIBOBJ  := $(filter-out $(OUT)/obj/cli/main.o,$(OBJ))
 TESTS   := $(patsubst test/unit/%.c,$(OUT)/test/%,$(sort $(wildcard test/unit/test_*.c)))
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
@@ -66,6 +66,12 @@ $(OUT)/obj/format/encode_%.o: ISA := $(if $(SAN),,-O3)
 $(OUT)/obj/%.o: src/%.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) $(ISA) -MMD -MP -c -o $@ $<
+
+# The page at /, embedded as it is (server/page.h).
+$(OUT)/obj/server/page.o: src/server/page.html
+	@mkdir -p $(@D)
+	@printf '%s\n' '.section .note.GNU-stack,"",%progbits' '.section .rodata' '.globl page_html, page_html_end' \
+	    'page_html: .incbin "$<"' 'page_html_end: .byte 0' | $(CC) -x assembler -c -o $@ -
 
 # Kernels: one fatbin a .cu file, the same for every configuration of the host code; modules.S embeds
 # them as the table cuda_modules (backend/cuda/driver.h).

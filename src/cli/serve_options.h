@@ -17,7 +17,10 @@ struct serve_args {
     const char *update_in_flight;
     bool ready_after_update;
     bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
-    bool deterministic, metrics, keep_experts;
+    bool deterministic, metrics, keep_experts, log_requests;
+    const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config, *record;
+    struct opt_strings allowed_paths;
+    double status_s;
     struct numerics numerics; /* from moe_backend and act_format */
 };
 

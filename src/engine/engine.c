@@ -36,7 +36,7 @@ static void publish(struct engine *e)
     st->pages_total = pages_total(e->s.pages);
     st->pages_free = pages_available(e->s.pages);
     st->pages_cached = radix_evictable(e->s.tree);
-    st->prompt_tokens = e->prompt_tokens;
+    st->prompt_tokens = e->prompt_tokens + e->s.cached_tokens;
     st->cached_tokens = e->s.cached_tokens;
     st->output_tokens = e->output_tokens;
     st->steps = e->steps;
@@ -254,6 +254,7 @@ static void clear_page(void *ctx, int32_t page)
 static void release(struct engine *e)
 {
     step_release(e);
+    mem_free(e->profile.records);
     radix_free(e->s.tree);
     pages_free(e->s.pages);
     mem_free(e->s.running);

@@ -75,7 +75,8 @@ struct engine_stats {
     int64_t updates;          /* commits */
     int64_t waiting_tokens;
     int32_t pages_total, pages_free, pages_cached; /* cached: held by the tree alone */
-    int64_t prompt_tokens, cached_tokens, output_tokens, steps, retractions, finished, aborted;
+    int64_t prompt_tokens, cached_tokens; /* prompt tokens computed or found in the cache; those found */
+    int64_t output_tokens, steps, retractions, finished, aborted;
     double gen_throughput; /* tokens/s over the last seconds */
     uint64_t epoch;
     double heartbeat_age_s; /* since a step ended or the loop was last idle */

@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "engine/output.h"
 #include "engine/routing.h"
+#include "engine/profile.h"
 #include "engine/sched.h"
 #include "engine/updates.h"
 #include "weight/update.h"
@@ -103,6 +104,7 @@ struct engine {
     int64_t commits, steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
+    struct profile profile;
     /* one step, [max_step_tokens] or [max_running] */
     int32_t *ids, *pos, *seq_of;
     struct step_row *rows;

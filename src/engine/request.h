@@ -104,7 +104,7 @@ struct request {
     char weight_version[128];     /* at completion */
     struct version_span *spans;   /* of output_ids, in order; the n add up to n_output */
     int32_t n_spans;
-    int64_t t_submit, t_first, t_end; /* clock_ns */
+    int64_t t_submit, t_admit, t_first, t_end; /* clock_ns; t_admit: first admission, 0: never */
 
     /* engine's own */
     _Atomic int refs;

@@ -1,5 +1,6 @@
 #include "engine/sched.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include <string.h>
 
@@ -144,6 +145,7 @@ static admit_t admit_one(struct sched *s, struct seq *q, uint64_t epoch)
     s->running[s->n_running++] = q;
     if (!q->admitted) {
         q->admitted = true;
+        q->r->t_admit = clock_ns();
         s->cached_tokens += q->computed;
         pthread_mutex_lock(&q->r->lock);
         q->r->cached_tokens = q->computed;

@@ -244,14 +244,20 @@ bool step_run(struct engine *e)
     struct step st = {
         .ids = e->ids, .pos = e->pos, .seq = e->seq_of, .seqs = e->seqs, .rows = e->rows,
         .experts = e->experts};
-    int32_t n_barred = 0;
+    int32_t n_barred = 0, decodes = 0;
     e->steps++;
     int32_t planned = sched_plan(s);
     end_without_memory(e);
     if (planned == 0) return true;
     for (int32_t i = 0; i < s->n_running; i++)
-        if (s->running[i]->plan > 0) lay_out(e, &st, s->running[i], &n_barred);
-    atomic_store(&e->step_began, clock_ns());
+        if (s->running[i]->plan > 0) {
+            decodes += s->running[i]->computed >= s->running[i]->n_prompt;
+            lay_out(e, &st, s->running[i], &n_barred);
+        }
+    struct profile_record record = {.begin = clock_ns(), .running = s->n_running, .waiting = s->n_waiting,
+                                    .pages_free = pages_available(s->pages)};
+    int64_t drawn = e->output_tokens;
+    atomic_store(&e->step_began, record.begin);
     model_submit(e->o.model, &st);
     struct err err = {0};
     err_t rc = model_collect(e->o.model, &st, &err);
@@ -261,5 +267,9 @@ bool step_run(struct engine *e)
     else
         step_failed(e, &st, rc, &err);
     free_rows(&st);
+    record.end = clock_ns();
+    record.output_tokens = (int32_t)(e->output_tokens - drawn);
+    record.prompt_tokens = st.n_tokens - decodes;
+    profile_step(&e->profile, &record);
     return true;
 }

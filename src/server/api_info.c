@@ -103,6 +103,17 @@ static long long used_tokens(const struct engine_stats *st)
     return (long long)(st->pages_total - st->pages_free - st->pages_cached) * KV_PAGE;
 }
 
+void api_metrics(struct xchg *x, const json_t *body)
+{
+    const struct server_options *o = &x->s->o;
+    struct engine_stats st;
+    (void)body;
+    engine_stat(x->s->engine, &st);
+    x->type = "text/plain; version=0.0.4; charset=utf-8";
+    metrics_put(&x->out, &x->s->metrics, &st, o->metrics_prefix ? o->metrics_prefix : "moult_",
+                o->served_model_name ? o->served_model_name : o->model_path);
+}
+
 /* The older form, which sglang-router asks for to choose the less loaded worker. */
 void api_get_load(struct xchg *x, const json_t *body)
 {
@@ -154,7 +165,7 @@ void api_loads(struct xchg *x, const json_t *body)
     const char *rank = MHD_lookup_connection_value(x->c, MHD_GET_ARGUMENT_KIND, "dp_rank");
     if (!check_loads(x, include, format, rank)) return;
     engine_stat(x->s->engine, &st);
-    double pages = st.pages_total > 0 ? st.pages_total : 1, asked = (double)(st.cached_tokens + st.prompt_tokens);
+    double pages = st.pages_total > 0 ? st.pages_total : 1, asked = (double)st.prompt_tokens;
     const struct {
         const char *name;
         double value;

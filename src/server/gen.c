@@ -1,6 +1,7 @@
 /* gen.c - what the generating routes share: prompts, submission, streaming. */
 #include "base/mem.h"
 #include "server/internal.h"
+#include "server/record.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -95,6 +96,9 @@ err_t gen_rid(struct request *r, const char *rid, int number, struct err *e)
 
 void slot_release(struct slot *sl)
 {
+    const struct server_options *o = &sl->x->s->o;
+    if (sl->counted && o->log_requests) request_log(sl->x, sl->r);
+    if (sl->counted && o->record) record_out(o->record, sl->x->id, sl->index, sl->r, gen_reason(sl->r));
     request_unref(sl->r);
     buf_release(&sl->experts);
     buf_release(&sl->json.text);

@@ -79,6 +79,7 @@ void xchg_notify(void *ctx)
         sl->to_encode = x->stream && sl->r->has_experts;
         encode = sl->to_encode && !x->encoding;
         x->encoding = x->encoding || encode;
+        metrics_finished(&x->s->metrics, sl->r);
         queue = ++x->n_done == x->n_slots && !x->stream && !x->replied;
         if (queue) x->building = true;
     }
@@ -218,7 +219,7 @@ static enum MHD_Result send_reply(struct xchg *x)
     }
     if (!r) return MHD_NO;
     if (x->type) MHD_add_response_header(r, "Content-Type", x->stream ? "text/event-stream" : x->type);
-    MHD_add_response_header(r, "Access-Control-Allow-Origin", "*");
+    if (x->s->o.cors_origin) MHD_add_response_header(r, "Access-Control-Allow-Origin", x->s->o.cors_origin);
     MHD_add_response_header(r, "x-request-id", x->id);
     if (x->stream) {
         MHD_add_response_header(r, "Cache-Control", "no-cache");
@@ -266,13 +267,29 @@ static void name_caller(struct xchg *x)
 
 static bool authorised(const struct xchg *x)
 {
-    const char *key = x->s->o.api_key;
-    if (!key || !strncmp(x->path, "/health", 7)) return true;
+    bool admin = x->route && (x->route->flags & ROUTE_ADMIN) && x->s->o.admin_key;
+    const char *key = admin ? x->s->o.admin_key : x->s->o.api_key;
+    bool open = !strcmp(x->path, "/") || !strncmp(x->path, "/health", 7) || !strncmp(x->path, "/metrics", 8);
+    if (!key || open) return true;
     const char *h = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Authorization");
     if (!h || strncmp(h, "Bearer ", 7) || strlen(h + 7) != strlen(key)) return false;
     unsigned diff = 0; /* in constant time */
     for (size_t i = 0; key[i]; i++) diff |= (unsigned)(h[7 + i] ^ key[i]);
     return !diff;
+}
+
+/* A browser asks first whether another origin's page may call. */
+static enum MHD_Result send_preflight(struct xchg *x)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(0, (char *)(uintptr_t)"", MHD_RESPMEM_PERSISTENT);
+    if (!r) return MHD_NO;
+    MHD_add_response_header(r, "Access-Control-Allow-Origin", x->s->o.cors_origin);
+    MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, PUT, OPTIONS");
+    MHD_add_response_header(r, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id");
+    MHD_add_response_header(r, "Access-Control-Max-Age", "600");
+    enum MHD_Result rc = MHD_queue_response(x->c, 204, r);
+    MHD_destroy_response(r);
+    return rc;
 }
 
 static bool refuse(struct xchg *x, const char *method)
@@ -330,6 +347,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     if (replied) return send_reply(x);
     if (x->started) return MHD_YES;
     x->started = true;
+    if (x->s->o.cors_origin && !strcmp(method, "OPTIONS")) return send_preflight(x);
     if (refuse(x, method)) return send_reply(x);
     if (x->route->where == RUN_INLINE) {
         xchg_run(x);

@@ -12,6 +12,7 @@
 
 #include "base/buf.h"
 #include "server/json.h"
+#include "server/metrics.h"
 #include "server/sampling.h"
 #include "server/server.h"
 #include <microhttpd.h>
@@ -26,7 +27,8 @@ enum route_flags {
     ROUTE_LOADING = 1, /* answered while the model loads, too */
     ROUTE_OPENAI = 2,  /* Content-Type is checked */
     ROUTE_LATER = 4,   /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
-    ROUTE_GENERATES = 8 /* refused while --ready-after-update waits */
+    ROUTE_GENERATES = 8, /* refused while --ready-after-update waits */
+    ROUTE_ADMIN = 16   /* changes the server: guarded by admin_key, its paths by roots */
 };
 
 struct route {
@@ -122,6 +124,8 @@ struct server {
     json_t *preferred; /* options' preferred_sampling; NULL: none */
     uint64_t next_gen;
     struct MHD_Daemon *daemon;
+    struct metrics metrics;
+    char profile_dir[1024]; /* of the running profile; guarded by m */
     int64_t started;
 };
 
@@ -165,6 +169,9 @@ void gen_pull(struct xchg *x);   /* new frames of a stream into x->out */
 void slot_release(struct slot *sl);
 const char *gen_reason(const struct request *r);
 
+/* reqlog.c */
+void request_log(const struct xchg *x, const struct request *r);
+
 /* api_*.c */
 /* The body into x->slots, not yet submitted; x->chat tells the OpenAI routes apart. */
 err_t native_parse(struct xchg *x, const json_t *b, struct err *e) MUST_USE;
@@ -191,6 +198,7 @@ void api_health(struct xchg *x, const json_t *b);
 void api_model_info(struct xchg *x, const json_t *b);
 void api_server_info(struct xchg *x, const json_t *b);
 void api_weight_version(struct xchg *x, const json_t *b);
+void api_metrics(struct xchg *x, const json_t *b);
 void api_loads(struct xchg *x, const json_t *b);
 void api_get_load(struct xchg *x, const json_t *b);
 /* api_control.c */
@@ -202,6 +210,9 @@ void api_continue(struct xchg *x, const json_t *b);
 void api_update_weight_version(struct xchg *x, const json_t *b);
 void api_flush(struct xchg *x, const json_t *b);
 void api_abort_request(struct xchg *x, const json_t *b);
+/* api_profile.c */
+void api_start_profile(struct xchg *x, const json_t *b);
+void api_stop_profile(struct xchg *x, const json_t *b);
 /* api_update.c */
 void api_update_from_disk(struct xchg *x, const json_t *b);
 void api_stage_from_disk(struct xchg *x, const json_t *b);

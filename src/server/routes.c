@@ -1,11 +1,18 @@
 /* routes.c - every path that is served, and by what. */
 #include "server/internal.h"
 #include <stdio.h>
+#include "server/page.h"
 #include <string.h>
 
 static void api_root(struct xchg *x, const json_t *b)
 {
+    const char *accept = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Accept");
     (void)b;
+    if (accept && strstr(accept, "text/html")) {
+        x->type = "text/html; charset=utf-8";
+        buf_put(&x->out, page_html, (size_t)(page_html_end - page_html));
+        return;
+    }
     reply_text(x, 200, "application/json", "\"Moult is running\"");
 }
 
@@ -89,23 +96,26 @@ static const struct route routes[] = {
     {"/weight_version", M_GET, RUN_INLINE, 0, api_weight_version},
     {"/get_weight_version", M_GET, RUN_INLINE, 0, api_weight_version},
     {"/v1/loads", M_GET, RUN_INLINE, 0, api_loads},
+    {"/metrics", M_GET, RUN_INLINE, 0, api_metrics},
     {"/get_load", M_GET, RUN_INLINE, 0, api_get_load},
     {"/v1/models", M_GET, RUN_INLINE, 0, api_models},
     {"/v1/models/", M_GET, RUN_INLINE, 0, api_model},
-    {"/flush_cache", M_GET | M_POST, RUN_THREAD, 0, api_flush},
-    {"/abort_request", M_POST, RUN_WORKER, 0, api_abort_request},
-    {"/pause_generation", M_POST, RUN_THREAD, 0, api_pause},
-    {"/continue_generation", M_POST, RUN_THREAD, 0, api_continue},
-    {"/update_weight_version", M_POST, RUN_THREAD, 0, api_update_weight_version},
-    {"/update_weights_from_disk", M_POST, RUN_THREAD, 0, api_update_from_disk},
+    {"/flush_cache", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_flush},
+    {"/abort_request", M_POST, RUN_WORKER, ROUTE_ADMIN, api_abort_request},
+    {"/pause_generation", M_POST, RUN_THREAD, ROUTE_ADMIN, api_pause},
+    {"/continue_generation", M_POST, RUN_THREAD, ROUTE_ADMIN, api_continue},
+    {"/update_weight_version", M_POST, RUN_THREAD, ROUTE_ADMIN, api_update_weight_version},
+    {"/start_profile", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_start_profile},
+    {"/stop_profile", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_stop_profile},
+    {"/update_weights_from_disk", M_POST, RUN_THREAD, ROUTE_ADMIN, api_update_from_disk},
     {"/tokenize", M_POST, RUN_WORKER, 0, api_tokenize},
     {"/v1/tokenize", M_POST, RUN_WORKER, 0, api_tokenize},
     {"/detokenize", M_POST, RUN_WORKER, 0, api_detokenize},
     {"/v1/detokenize", M_POST, RUN_WORKER, 0, api_detokenize},
-    {"/stage_weights_from_disk", M_POST, RUN_THREAD, 0, api_stage_from_disk},
-    {"/commit_weights", M_POST, RUN_THREAD, 0, api_commit_weights},
-    {"/discard_staged_weights", M_POST, RUN_THREAD, 0, api_discard_weights},
-    {"/weight_update_status", M_GET, RUN_INLINE, 0, api_update_status},
+    {"/stage_weights_from_disk", M_POST, RUN_THREAD, ROUTE_ADMIN, api_stage_from_disk},
+    {"/commit_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_commit_weights},
+    {"/discard_staged_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_discard_weights},
+    {"/weight_update_status", M_GET, RUN_INLINE, ROUTE_ADMIN, api_update_status},
     {"/generate", M_POST | M_PUT, RUN_WORKER, ROUTE_LATER | ROUTE_GENERATES, api_generate},
     {"/v1/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_completions},
     {"/v1/chat/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_chat},

@@ -19,6 +19,7 @@
 #include "text/tokenizer.h"
 
 struct server;
+struct record;
 
 struct server_options {
     const char *host;              /* address or name to bind; NULL: 127.0.0.1 */
@@ -36,6 +37,13 @@ struct server_options {
     const char *api_key;        /* NULL: none asked */
     const char *preferred_sampling; /* JSON object under each sampling_params of /generate; NULL: none */
     int stream_interval;            /* tokens from one frame of a stream to the next; below 1: 1 */
+    const char *admin_key;      /* the one that control routes take; NULL: api_key */
+    const char *const *roots;   /* [n_roots] folders where control routes may look (roots.h) */
+    size_t n_roots;
+    const char *cors_origin;    /* Access-Control-Allow-Origin; NULL: other origins' pages may not call */
+    const char *metrics_prefix; /* NULL: moult_ */
+    bool log_requests;          /* a line for each that ends */
+    struct record *record;      /* record.h; NULL: none */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
     int max_running;            /* told in /server_info only, as the next */
     bool keep_experts;

@@ -29,6 +29,8 @@ MODULES = (
     "test_native",
     "test_control",
     "test_staging",
+    "test_operators",
+    "test_page",
 )
 for module in MODULES:
     m = importlib.import_module(module)
