@@ -55,8 +55,11 @@ def test_metrics_count_what_happened():
     with Server(EARLY, "--served-model-name", 'a "b"\\c') as s:
         for _ in range(2):
             s.generate(list(range(100, 140)), 5, ignore_eos=True)
-        types, v = scrape(s)
         label = 'model_name="a \\"b\\"\\\\c"'
+        end = time.time() + 10  # the engine's numbers are published after the step, the answer may come before
+        while scrape(s)[1]["moult_num_requests_total", label] < 2 and time.time() < end:
+            pass
+        types, v = scrape(s)
         assert v["moult_num_requests_total", label] == 2 and types["moult_num_requests_total"] == "counter"
         assert v["moult_generation_tokens_total", label] == 10
         assert v["moult_prompt_tokens_total", label] == 80
