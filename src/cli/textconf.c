@@ -46,6 +46,7 @@ static err_t parse_config(struct textconf *t, const char *path, bool with_templa
     const json_t *v = with_template ? template_value(root) : NULL;
     if (json_is_string(v)) {
         rc = tmpl_parse(&t->chat, json_string_value(v), json_string_length(v), e);
+        t->source = mem_dup_n(json_string_value(v), json_string_length(v));
         if (rc != OK) rc = err_wrap(e, rc, "%s: chat_template", path);
     }
     json_decref(root);
@@ -64,6 +65,7 @@ err_t textconf_load(struct textconf *t, const char *dir, struct err *e)
     if (rc == OK && own_file) {
         rc = tmpl_parse(&got.chat, source.data, source.len, e);
         if (rc != OK) rc = err_wrap(e, rc, "%s", path.data);
+        got.source = mem_dup_n(source.data ? source.data : "", source.len);
     }
     buf_release(&source);
     buf_clear(&path);
@@ -82,6 +84,7 @@ err_t textconf_load(struct textconf *t, const char *dir, struct err *e)
 void textconf_release(struct textconf *t)
 {
     if (t->chat) tmpl_free(t->chat);
+    mem_free(t->source);
     mem_free(t->bos);
     mem_free(t->eos);
     *t = (struct textconf){0};

@@ -14,6 +14,7 @@
 
 struct textconf {
     struct tmpl *chat; /* NULL: none */
+    char *source;      /* of the template */
     char *bos, *eos;   /* NULL: none */
     bool add_bos;
 };

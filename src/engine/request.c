@@ -46,6 +46,7 @@ void request_unref(struct request *r)
     mem_free(r->stops);
     mem_free(r->stop_bytes);
     mem_free(r->extra_key);
+    grammar_unref(r->grammar);
     mem_free(r->output_ids);
     mem_free(r->output_logprobs);
     mem_free(r->prompt_logprobs);

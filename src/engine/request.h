@@ -22,6 +22,7 @@
 #include "base/buf.h"
 #include "model/sample.h"
 #include "text/detok.h"
+#include "text/grammar.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -54,6 +55,8 @@ struct request {
     int32_t n_top;
     int32_t priority;
     char *extra_key;              /* namespaces the prefix cache; NULL: none */
+    struct grammar *grammar;      /* owned reference; what the output must be; NULL: anything.  Then ignore_eos is
+                                   * false: where the grammar is whole the output may end */
     void (*notify)(void *ctx);
     void *ctx;
 

@@ -35,6 +35,9 @@ struct seq {
     int32_t *fail_at;        /* [n_stops] where each begins */
     int32_t *stop_state;     /* [n_stops] bytes matched so far */
     size_t fed;              /* text bytes the automata have seen */
+    struct grammar_run run;  /* constrain.h */
+    uint32_t *mask;          /* bits of the ids that may come; NULL: no grammar */
+    int32_t mask_at;         /* output ids that the mask follows; -1: none yet */
 };
 
 struct sched {

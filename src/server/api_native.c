@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "server/internal.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void put_triple(struct xchg *x, struct buf *b, int32_t id, double lp, bool null)
@@ -152,6 +153,22 @@ static void native_frame(struct xchg *x, struct slot *sl)
     buf_puts(&x->out, "data: ");
     put_result(x, sl, x->incremental);
     buf_puts(&x->out, "\n\n");
+}
+
+/* Through a whole result, so that whatever that tells is told here too. */
+void native_meta(struct xchg *x, struct slot *sl)
+{
+    struct buf reply = x->out;
+    x->out = (struct buf){0};
+    put_result(x, sl, false);
+    json_t *v = json_loadb(x->out.data ? x->out.data : "", x->out.len, JSON_ALLOW_NUL, NULL);
+    char *meta = json_dumps(json_object_get(v, "meta_info"), JSON_COMPACT | JSON_REAL_PRECISION(9));
+    reply.failed |= x->out.failed || !meta;
+    buf_release(&x->out);
+    x->out = reply;
+    if (meta) buf_puts(&x->out, meta);
+    free(meta);
+    json_decref(v);
 }
 
 /* Field `name` of prompt i: the value itself, or its i-th when a list of values is given. */

@@ -1,5 +1,6 @@
 /* gen.c - what the generating routes share: prompts, submission, streaming. */
 #include "base/mem.h"
+#include "server/chat_parse.h"
 #include "server/internal.h"
 #include <stdio.h>
 #include <string.h>
@@ -26,6 +27,7 @@ struct request *gen_add(struct xchg *x, const json_t *params, enum sampling_api 
         return NULL;
     }
     err_t rc = sampling_parse(params, api, x->s->o.config, r, &n, e);
+    if (!rc) rc = constraint_parse(x, params, api, sample, r, e);
     if (!rc && !x->slots) rc = make_slots(x, n, e);
     if (!rc && n != x->n_samples)
         rc = err_set(e, ERR_INPUT, "n: %d is not allowed; all prompts must share n", n);
@@ -95,6 +97,7 @@ err_t gen_rid(struct request *r, const char *rid, int number, struct err *e)
 void slot_release(struct slot *sl)
 {
     request_unref(sl->r);
+    chat_parser_free(sl->parser);
     buf_release(&sl->json.text);
     buf_release(&sl->json.ids);
     buf_release(&sl->json.logprobs);

@@ -38,11 +38,12 @@ static const char *const others[] = {
     "sampling_seed",
     "custom_params",
     "stream_interval",
+    "json_schema", /* constraint.c */
+    "regex",
 };
 /* Known to clients, change the result, not served. */
 static const char *const refused[] = {
-    "json_schema", "regex",           "ebnf",      "structural_tag",
-    "stop_regex",  "response_format", "lora_path", "custom_logit_processor"};
+    "ebnf", "structural_tag", "stop_regex", "lora_path", "custom_logit_processor"};
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
 static size_t distance(const char *a, const char *b)

@@ -19,6 +19,8 @@
 #include "text/tokenizer.h"
 
 struct server;
+struct tool_format;
+struct reasoning_format;
 
 struct server_options {
     const char *host;              /* address or name to bind; NULL: 127.0.0.1 */
@@ -36,6 +38,9 @@ struct server_options {
     const char *api_key;        /* NULL: none asked */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
     int max_running;            /* told in /server_info only */
+    bool cache_report;          /* usage tells cached tokens */
+    const struct tool_format *tool_format;           /* chat_parse.h; NULL: tool calls stay text */
+    const struct reasoning_format *reasoning_format; /* NULL: reasoning stays text */
 };
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e) MUST_USE;

@@ -9,7 +9,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 os.makedirs("build/log", exist_ok=True)
 names = sys.argv[1:]
 passed = failed = 0
-MODULES = ("test_generate", "test_errors", "test_update", "test_openai", "test_chain", "test_numbers",
+MODULES = ("test_generate", "test_errors", "test_update", "test_openai", "test_chat", "test_grammar", "test_clients", "test_chain", "test_numbers",
            "test_router", "test_load", "test_quantize")
 for module in MODULES:
     m = importlib.import_module(module)
