@@ -158,3 +158,10 @@ err_t chat_render(struct xchg *x, const json_t *b, const json_t *tools, struct b
     if (rest && !buf_puts(text, rest)) return err_set(e, ERR_NOMEM, "messages: out of memory");
     return OK;
 }
+
+err_t openai_messages(struct xchg *x, const json_t *b, struct buf *text, struct err *e)
+{
+    const json_t *tools = NULL;
+    err_t rc = chat_tools(x, b, &tools, e);
+    return rc ? rc : chat_render(x, b, tools, text, e);
+}

@@ -202,6 +202,8 @@ void api_completions(struct xchg *x, const json_t *b);
 void api_chat(struct xchg *x, const json_t *b);
 void api_models(struct xchg *x, const json_t *b);
 void api_model(struct xchg *x, const json_t *b);
+/* chat_render.c: messages through the chat template, with their tools. */
+err_t openai_messages(struct xchg *x, const json_t *b, struct buf *text, struct err *e) MUST_USE;
 /* api_info.c */
 void api_health(struct xchg *x, const json_t *b);
 void api_model_info(struct xchg *x, const json_t *b);

@@ -148,30 +148,29 @@ static long long reasoning_tokens(const struct xchg *x, const struct slot *sl)
     return n;
 }
 
-void openai_usage(struct xchg *x)
+void openai_usage(struct xchg *x, const struct slot *one)
 {
     long long in = 0, out = 0, cached = 0, thought = 0;
     for (int32_t i = 0; i < x->n_slots; i++) {
         const struct request *r = x->slots[i].r;
-        if (i % x->n_samples == 0) {
+        if (one && one != &x->slots[i]) continue;
+        if (one || i % x->n_samples == 0) {
             in += r->n_prompt;
             cached += r->cached_tokens;
         }
         out += r->n_output;
         if (r->done) thought += reasoning_tokens(x, &x->slots[i]);
     }
-    buf_printf(
-        &x->out,
-        "\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,", in,
-        out, in + out);
+    buf_printf(&x->out,
+               "\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,", in,
+               out, in + out);
     if (x->s->o.cache_report)
         buf_printf(&x->out, "\"prompt_tokens_details\":{\"cached_tokens\":%lld},", cached);
     else
         buf_puts(&x->out, "\"prompt_tokens_details\":null,");
-    buf_printf(
-        &x->out,
-        "\"reasoning_tokens\":%lld,\"completion_tokens_details\":{\"reasoning_tokens\":%lld}}",
-        thought, thought);
+    buf_printf(&x->out,
+               "\"reasoning_tokens\":%lld,\"completion_tokens_details\":{\"reasoning_tokens\":%lld}}",
+               thought, thought);
 }
 
 void openai_extras(struct xchg *x, struct slot *sl, bool first)
@@ -209,7 +208,7 @@ void openai_build(struct xchg *x, void (*choice)(struct xchg *x, struct slot *sl
         choice(x, &x->slots[i]);
     }
     buf_puts(b, "],");
-    openai_usage(x);
+    openai_usage(x, NULL);
     put_version(x, x->slots[0].r);
 }
 
@@ -223,7 +222,7 @@ void openai_frame(struct xchg *x, struct slot *sl, void (*choice)(struct xchg *x
     buf_putc(b, ']');
     if (x->each_usage) {
         buf_putc(b, ',');
-        openai_usage(x);
+        openai_usage(x, sl);
     }
     put_version(x, sl->r);
     buf_puts(b, "\n\n");
@@ -235,7 +234,7 @@ void openai_last(struct xchg *x)
     buf_puts(&x->out, "data: ");
     openai_head(x);
     buf_puts(&x->out, ",\"choices\":[],");
-    openai_usage(x);
+    openai_usage(x, NULL);
     put_version(x, x->slots[0].r);
     buf_puts(&x->out, "\n\n");
 }

@@ -14,7 +14,8 @@ err_t openai_add(struct xchg *x, const json_t *b, const json_t *prompt, const st
                  struct err *e) MUST_USE; /* all samples of a prompt: ids or text */
 void openai_head(struct xchg *x);         /* {"id": ... "model": */
 void openai_finish(struct xchg *x, const struct request *r, bool calls);
-void openai_usage(struct xchg *x);
+/* Of all choices, whose requests have ended; or of one, whose lock is held. */
+void openai_usage(struct xchg *x, const struct slot *one);
 /* What a choice was asked for beside its text; `first`: of its frames, or its only one. */
 void openai_extras(struct xchg *x, struct slot *sl, bool first);
 void openai_build(struct xchg *x, void (*choice)(struct xchg *x, struct slot *sl));

@@ -212,7 +212,7 @@ static bool constants_differ(const json_t *one, const json_t *other)
     return differ;
 }
 
-static bool is_required(const json_t *s, const char *name)
+bool schema_requires(const json_t *s, const char *name)
 {
     const json_t *list = json_object_get(s, "required");
     for (size_t i = 0; i < json_array_size(list); i++) {
@@ -232,7 +232,7 @@ bool schemas_differ(struct gbuild *b, const json_t *one, const json_t *other, in
     json_object_foreach(json_object_get(one, "properties"), name, p)
     {
         const json_t *q = json_object_get(json_object_get(other, "properties"), name);
-        if (q && is_required(one, name) && is_required(other, name) &&
+        if (q && schema_requires(one, name) && schema_requires(other, name) &&
             schemas_differ(b, p, q, depth + 1))
             return true;
     }

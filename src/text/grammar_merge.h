@@ -27,6 +27,7 @@ enum {
 int schema_types(struct gbuild *b, const json_t *schema);
 /* A keyword that bounds values of one type, if there is one. */
 const char *schema_bound(const json_t *schema);
+bool schema_requires(const json_t *schema, const char *name);
 /* Says nothing about validity: title, description, default, ... */
 bool schema_is_note(const char *key);
 /* A new object; NULL: failed, b->rc is set.  `skip`: a keyword of `one` that is left out. */

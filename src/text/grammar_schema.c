@@ -220,16 +220,6 @@ static int32_t put_pair(struct work *w, const char *name, const json_t *schema, 
     return gb_range(b, '"', '"', gb_json_text(b, name, strlen(name), r));
 }
 
-static bool is_required(const json_t *s, const char *name)
-{
-    const json_t *list = json_object_get(s, "required");
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *r = json_string_value(json_array_get(list, i));
-        if (r && !strcmp(r, name)) return true;
-    }
-    return false;
-}
-
 /* Pairs beyond those with a name: ("key": value (, "key": value)*)?, in the middle of an object or
  * at its start. */
 static void put_extra(struct work *w, const json_t *props, const json_t *schema, int32_t done,
@@ -290,7 +280,7 @@ static int32_t put_object(struct work *w, const json_t *s, int32_t next)
     while (i-- > 0 && b->rc == OK) {
         int32_t pair = put_pair(w, name[i], json_object_get(props, name[i]), some),
                 more = put_comma(w, pair);
-        bool must = is_required(s, name[i]);
+        bool must = schema_requires(s, name[i]);
         none = must ? pair : gb_split(b, pair, none);
         some = must ? more : gb_split(b, more, some);
     }

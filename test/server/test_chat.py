@@ -3,7 +3,7 @@ import json
 import tempfile
 
 import checkpoint
-from harness import FINAL, SLOW, Server
+from harness import FINAL, Server
 from test_chain import Chain, START, follow
 
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": {
@@ -96,7 +96,7 @@ def check_call(call, named=None):
 
 def test_calls_that_must_come():
     """required and named: whatever the model would say, calls of the tools with arguments of their schemas come."""
-    n = 2 if SLOW else 4
+    n = 4
     for parser in ("qwen", "deepseekv3"):
         with Server(FINAL, "--tool-call-parser", parser) as s:
             for choice, named in (("required", None), ({"type": "function", "function": {"name": "get_weather"}}, "get_weather")):
