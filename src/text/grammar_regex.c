@@ -147,7 +147,8 @@ static void char_class(struct parser *s, struct cset *set)
     bool negate = take(s, "^"), first = true, is_class;
     for (; s->b->rc == OK && (first || peek(s) != ']'); first = false) {
         if (peek(s) < 0) return bad(s, "a [ without ]");
-        if (s->p[s->at] == '[' && s->at + 1 < s->n && strchr(":.=", s->p[s->at + 1]))
+        if (s->p[s->at] == '[' && s->at + 1 < s->n && s->p[s->at + 1] &&
+            strchr(":.=", s->p[s->at + 1]))
             return bad(s, "a POSIX class");
         uint32_t lo =
             take(s, "\\") ? escape(s, set, &is_class, true) : (is_class = false, next_char(s));
@@ -160,6 +161,7 @@ static void char_class(struct parser *s, struct cset *set)
         }
         (void)cset_add(s->b, set, lo, hi);
     }
+    if (s->b->rc) return; /* `at` may be the end */
     s->at++;
     (void)(negate ? cset_negate(s->b, set) : cset_sort(s->b, set));
 }

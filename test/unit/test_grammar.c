@@ -179,6 +179,7 @@ static void test_refused(void **state)
         {"a^b", "anchor"},
         {"x++", "possessive"},
         {"\\", "backslash"},
+        {"(y|[^\\", "backslash"},
         {"[[:alpha:]]", "POSIX"},
         {"\\q", "unknown escape"},
         {"((a{1000}){1000}){9}", "too large"},
