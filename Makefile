@@ -22,9 +22,9 @@ CUDA    ?= $(if $(NVCC),1,0)
 OUT     := build$(if $(SAN),/$(SAN))$(if $(REF),/ref)
 
 PKG_CONFIG ?= pkg-config
-PKGS    := libmicrohttpd jansson libpcre2-8 libutf8proc libxxhash libcurl
+PKGS    := libmicrohttpd jansson libpcre2-8 libutf8proc libxxhash nettle libcurl
 PKG_CF  := $(shell $(PKG_CONFIG) --cflags $(PKGS) 2>/dev/null)
-PKG_LD  := $(shell $(PKG_CONFIG) --libs libmicrohttpd jansson libpcre2-8 libutf8proc 2>/dev/null)
+PKG_LD  := $(shell $(PKG_CONFIG) --libs libmicrohttpd jansson libpcre2-8 libutf8proc nettle 2>/dev/null)
 
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef \
            -Wwrite-strings -Wpointer-arith -Wformat=2 -Wdouble-promotion
@@ -44,7 +44,7 @@ MODULES := $(OUT)/obj/cuda-modules.o
 else
 SRC     := $(filter-out $(filter-out %/absent.c %/layout_cuda.c,$(wildcard src/*/cuda/*.c)),$(SRC))
 endif
-OBJ     := $(SRC:src/%.c=$(OUT)/obj/%.o) $(MODULES)
+OBJ     := $(SRC:src/%.c=$(OUT)/obj/%.o) $(OUT)/obj/server/page.o $(MODULES)
 LIBOBJ  := $(filter-out $(OUT)/obj/cli/main.o,$(OBJ))
 TESTS   := $(patsubst test/unit/%.c,$(OUT)/test/%,$(sort $(wildcard test/unit/test_*.c)))
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
@@ -57,7 +57,7 @@ $(OUT)/moult: $(OBJ)
 # The units of one instruction set carry its flags; the rest is built for the base architecture.
 ifeq ($(ARCH),x86_64)
 $(OUT)/obj/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
-$(OUT)/obj/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma
+$(OUT)/obj/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma
 endif
 
 # Encoding gains a factor of two from vectorized loops, which gcc 12 leaves alone at -O2.
@@ -66,6 +66,12 @@ $(OUT)/obj/format/encode_%.o: ISA := $(if $(SAN),,-O3)
 $(OUT)/obj/%.o: src/%.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) $(ISA) -MMD -MP -c -o $@ $<
+
+# The page at /, embedded as it is (server/page.h).
+$(OUT)/obj/server/page.o: src/server/page.html
+	@mkdir -p $(@D)
+	@printf '%s\n' '.section .note.GNU-stack,"",%progbits' '.section .rodata' '.globl page_html, page_html_end' \
+	    'page_html: .incbin "$<"' 'page_html_end: .byte 0' | $(CC) -x assembler -c -o $@ -
 
 # Kernels: one fatbin a .cu file, the same for every configuration of the host code; modules.S embeds
 # them as the table cuda_modules (backend/cuda/driver.h).
@@ -84,10 +90,10 @@ $(OUT)/obj/cuda-modules.o: build/cuda/modules.S
 
 # The library: formats, kernels and the MoE operator, position-independent; only moult_* is exported.
 LIBMOE  := $(wildcard src/format/*.c src/backend/*.c src/backend/cpu/*.c) \
-           src/base/err.c src/base/mem.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c)
+           src/base/err.c src/base/mem.c src/base/pages.c src/base/file.c src/base/buf.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c)
 PICOBJ  := $(LIBMOE:src/%.c=$(OUT)/pic/%.o)
 $(OUT)/pic/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
-$(OUT)/pic/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma
+$(OUT)/pic/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma
 $(OUT)/pic/%.o: src/%.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) $(ISA) -fPIC -fvisibility=hidden -MMD -MP -c -o $@ $<
@@ -116,7 +122,7 @@ unit: $(TESTS)
 	@set -e; for t in $(TESTS); do t0=$$SECONDS; echo "== $$t"; $(RUN) $$t; echo "== $$((SECONDS - t0)) s"; done
 
 # Those in which threads meet, for SAN=thread.
-TSAN_TESTS := $(addprefix $(OUT)/test/,test_base test_engine)
+TSAN_TESTS := $(addprefix $(OUT)/test/,test_base test_engine test_control test_updates)
 tsan-tests: $(TSAN_TESTS)
 tsan-unit: $(TSAN_TESTS)
 	@set -e; for t in $(TSAN_TESTS); do echo "== $$t"; $$t; done
@@ -134,7 +140,7 @@ $(CUDA_BENCHES): $(OUT)/bench/%: bench/%.c $(LIB_A) $(OUT)/flags
 	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIB_A) -Wl,--as-needed $(LIBS)
 cuda-benches: $(CUDA_BENCHES)
 # Tests of the model and the engine, which run on the host or, told so, on the GPU.
-MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine)
+MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine test_routing)
 model-tests: $(MODEL_TESTS)
 check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS) $(MODEL_TESTS))
 	@[ $(CUDA) = 1 ] || { echo 'check-cuda needs CUDA=1, and that needs nvcc'; exit 1; }

@@ -12,7 +12,7 @@ long mem_fault_at(long n)
     return atomic_exchange(&fault_in, n);
 }
 
-static bool fault_now(void)
+bool mem_fault_now(void)
 {
     long n = atomic_load(&fault_in);
     if (n <= 0) return false;
@@ -37,7 +37,7 @@ void *mem_alloc(size_t bytes)
 
 void *mem_try(size_t bytes)
 {
-    return fault_now() ? NULL : aligned_zero(bytes);
+    return mem_fault_now() ? NULL : aligned_zero(bytes);
 }
 
 void *mem_try_array(size_t n, size_t elem_bytes)
@@ -48,7 +48,7 @@ void *mem_try_array(size_t n, size_t elem_bytes)
 
 void *mem_retry(void *p, size_t old_bytes, size_t new_bytes)
 {
-    if (fault_now() || new_bytes > PTRDIFF_MAX - 64) return NULL;
+    if (mem_fault_now() || new_bytes > PTRDIFF_MAX - 64) return NULL;
     void *q = aligned_alloc(64, (new_bytes + 64) / 64 * 64);
     if (!q) return NULL;
     if (p) memcpy(q, p, old_bytes < new_bytes ? old_bytes : new_bytes);

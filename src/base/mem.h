@@ -24,6 +24,7 @@ char *mem_dup(const char *s);               /* aborts */
 char *mem_dup_n(const char *s, size_t n);   /* NULL when out of memory */
 void mem_free(void *p);
 long mem_fault_at(long n);
+bool mem_fault_now(void); /* for other allocators: is it this one? */
 
 static inline bool mul_size(size_t *out, size_t a, size_t b)
 {

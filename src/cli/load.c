@@ -1,8 +1,11 @@
 #include "cli/load.h"
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/pages.h"
 #include "cli/formats.h"
 #include "cli/load_device.h"
+#include "engine/routing.h"
 #include "weight/dummy.h"
 #include "weight/plan.h"
 #include "weight/update.h"
@@ -16,44 +19,6 @@
 
 #define KV_DEFAULT_MAX  ((size_t)8 << 30)
 #define STEP_TOKENS_MAX 8192
-
-/* A number of bytes from a file that holds only it ("max" or absent: SIZE_MAX). */
-static size_t number_in(const char *path)
-{
-    struct buf b = {0};
-    size_t n = SIZE_MAX;
-    if (file_read(&b, path, 4096, NULL) != OK) return n;
-    char *end;
-    unsigned long long v = strtoull(b.data, &end, 10);
-    if (end != b.data) n = v;
-    buf_release(&b);
-    return n;
-}
-
-static size_t meminfo(const char *field)
-{
-    struct buf b = {0};
-    size_t kib = 0;
-    if (file_read(&b, "/proc/meminfo", 1 << 16, NULL) != OK) return 0;
-    const char *at = strstr(b.data, field);
-    if (at) kib = strtoull(at + strlen(field), NULL, 10);
-    buf_release(&b);
-    return kib << 10;
-}
-
-/* Memory that this process may still take, and all it could ever have (a control group counts). */
-static void memory(size_t *available, size_t *total)
-{
-    *available = meminfo("MemAvailable:");
-    *total = meminfo("MemTotal:");
-    size_t limit = number_in("/sys/fs/cgroup/memory.max");
-    size_t used = number_in("/sys/fs/cgroup/memory.current");
-    if (limit < *total) *total = limit;
-    if (limit != SIZE_MAX && used != SIZE_MAX) {
-        size_t left = limit > used ? limit - used : 0;
-        if (left < *available) *available = left;
-    }
-}
 
 static size_t min_size(size_t a, size_t b)
 {
@@ -102,12 +67,43 @@ err_t load_quantization(format_t *format, unsigned *accept, const char *name, st
     return rc;
 }
 
+static bool is(const char *what, const char *name)
+{
+    return strcmp(what, name) == 0;
+}
+
+/* A second generation of weights must fit beside the first and KV; without being told, KV comes first. */
+static err_t plan_staging(struct loaded *l, const struct load_options *o, struct err *e)
+{
+    const char *want = o->update_staging ? o->update_staging : "auto";
+    l->staging = STAGING_DEVICE;
+    if (l->device) {
+        if (is(want, "auto") || is(want, "device")) return OK;
+        return err_set(e, ERR_UNSUPPORTED,
+                       "--update-staging %s: on a GPU updates are staged in its own memory (device); "
+                       "the copy from host memory into place is not implemented",
+                       want);
+    }
+    if (is(want, "device"))
+        return err_set(e, ERR_INPUT, "--update-staging device: there is no GPU; host or off");
+    size_t need = 2 * l->weight_bytes + (size_t)l->n_pages * l->page_bytes;
+    bool fits = need <= l->available;
+    if (is(want, "host") && !fits)
+        return err_set(e, ERR_INPUT,
+                       "--update-staging host: two generations of weights and KV take %.1f GB, %.1f "
+                       "GB are available (--max-total-tokens, --update-staging off)",
+                       (double)need * 1e-9, (double)l->available * 1e-9);
+    l->staging = fits && !is(want, "off") ? STAGING_HOST : STAGING_OFF;
+    return OK;
+}
+
 /* KV pages: as told in tokens, else what the memory rule gives. */
 static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err *e)
 {
-    size_t total, per_seq, all;
-    memory(&l->available, &total);
+    size_t total, per_seq, all, page;
+    pages_left(&l->available, &total);
     l->page_bytes = model_kv_page_bytes(&l->config, o->kv);
+    page = l->page_bytes + l->expert_bytes;
     per_seq = ((size_t)l->context_len + KV_PAGE - 1) / KV_PAGE + 1;
     if (!mul_size(&all, per_seq, (size_t)o->max_running)) all = INT32_MAX;
     size_t pages;
@@ -122,14 +118,14 @@ static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err 
                 "%.1f GB",
                 o->mem_fraction, (double)budget * 1e-9, (double)total * 1e-9,
                 (double)l->weight_bytes * 1e-9);
-        pages = (budget - l->weight_bytes) / l->page_bytes;
+        pages = (budget - l->weight_bytes) / page;
     } else {
         size_t rest = l->available > l->weight_bytes ? l->available - l->weight_bytes : 0;
-        pages = min_size(min_size(l->available / 4, rest), KV_DEFAULT_MAX) / l->page_bytes;
+        pages = min_size(min_size(l->available / 4, rest), KV_DEFAULT_MAX) / page;
     }
     if (o->max_total_tokens <= 0) pages = min_size(pages, all);
     size_t bytes;
-    if (pages < 2 || pages > INT32_MAX || !mul_size(&bytes, pages, l->page_bytes))
+    if (pages < 2 || pages > INT32_MAX || !mul_size(&bytes, pages, page))
         return err_set(
             e, ERR_INPUT,
             "KV pool of %zu pages of %d tokens: 2 .. %d are possible (--max-total-tokens, "
@@ -158,6 +154,7 @@ static err_t load_text(struct loaded *l, const struct load_options *o, struct er
     if (!buf_printf(&path, "%s/tokenizer.json", dir)) rc = err_set(e, ERR_NOMEM, "out of memory");
     if (rc == OK) rc = tokenizer_load(&l->tokenizer, path.data, e);
     if (rc == OK) rc = textconf_load(&l->text, dir, e);
+    if (rc == OK) unloaded_note(&l->unloaded, dir, &l->text, &l->config);
     buf_release(&path);
     mem_free(dir);
     if (rc != OK) return rc;
@@ -239,7 +236,9 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     if (step < o->max_running)
         step = o->max_running; /* every running request decodes in one step */
     l->max_step_tokens = (int32_t)step;
-    return l->device ? load_device_plan(l, o, e) : plan_kv(l, o, e);
+    if (o->keep_experts) l->expert_bytes = routing_row_bytes(&l->config) * KV_PAGE;
+    rc = l->device ? load_device_plan(l, o, e) : plan_kv(l, o, e);
+    return rc == OK ? plan_staging(l, o, e) : rc;
 }
 
 /* A second thread tells how far the first has read. */
@@ -298,7 +297,9 @@ err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e
     struct update *u = NULL;
     err_t rc = update_begin(&u, l->store, e);
     if (rc != OK) return rc;
+    double t0 = clock_s();
     rc = stage(l, o, u, e);
+    l->read_s = clock_s() - t0;
     if (rc == OK) rc = update_prepare(u, e);
     if (rc == OK) update_commit(u);
     update_free(u);
@@ -311,6 +312,13 @@ err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e
         rc = model_new(&l->model, &l->config, l->store, l->pool, l->n_pages, o->kv,
                        l->max_step_tokens, o->isa, e);
     return rc == OK ? model_set_numerics(l->model, o->numerics.act, o->numerics.routed, e) : rc;
+}
+
+/* The engine's question about an update's folder. */
+static void compare_folder(void *ctx, const char *dir, char *warning, size_t n)
+{
+    const struct loaded *l = ctx;
+    unloaded_compare(&l->unloaded, dir, warning, n);
 }
 
 err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
@@ -327,29 +335,49 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .max_step_tokens = l->max_step_tokens,
         .context_len = l->context_len,
         .no_prefix_cache = o->no_prefix_cache,
+        .keep_experts = o->keep_experts,
         .retract_every = (int32_t)o->retract_every,
         .weight_version = o->weight_version ? o->weight_version : "default",
         .model_path = o->model,
         .watchdog_s = o->watchdog_s,
+        .in_place = l->staging == STAGING_OFF,
+        .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads : l->device ? 0 : 2,
+        .loaders_yield = l->device == NULL,
+        .compare = compare_folder,
+        .compare_ctx = l,
     };
     return engine_new(&l->engine, &eo, e);
 }
 
-void load_plan(const struct loaded *l, struct buf *out)
+static void tell_memory(const struct loaded *l, struct buf *out)
 {
-    if (l->device) {
-        load_device_tell(l, out);
-        return;
-    }
     double kv = (double)l->n_pages * (double)l->page_bytes;
     (void)buf_printf(out,
-                     "memory: weights %.1f MB, %.3f of the %.1f MB stored (twice that while an "
-                     "update is staged), KV %.1f MB = "
-                     "%" PRId64 " tokens in pages of %d; %.1f GB available",
+                     "memory: weights %.1f MB, %.3f of the %.1f MB stored, KV %.1f MB = "
+                     "%" PRId64 " tokens in pages of %d; %.1f GB available; updates: ",
                      (double)l->weight_bytes * 1e-6,
                      (double)l->weight_bytes / (double)(l->stored_bytes ? l->stored_bytes : 1),
                      (double)l->stored_bytes * 1e-6, kv * 1e-6, (int64_t)l->n_pages * KV_PAGE,
                      KV_PAGE, (double)l->available * 1e-9);
+    if (l->staging == STAGING_HOST)
+        (void)buf_printf(out, "staged in host memory, another %.1f MB while one is open; the swap is "
+                              "an exchange of addresses, below 10 ms",
+                         (double)l->weight_bytes * 1e-6);
+    else
+        (void)buf_printf(out, "in place, no memory; serving stands still while the %.1f MB are read "
+                              "a second time",
+                         (double)l->stored_bytes * 1e-6);
+}
+
+void load_plan(const struct loaded *l, struct buf *out)
+{
+    if (l->device)
+        load_device_tell(l, out);
+    else
+        tell_memory(l, out);
+    if (l->expert_bytes)
+        (void)buf_printf(out, "; routing of the tokens with KV %.2f MB",
+                         (double)l->n_pages * (double)l->expert_bytes * 1e-6);
 }
 
 void load_release(struct loaded *l)

@@ -38,6 +38,7 @@ static struct cuda_options options(const struct loaded *l, const struct load_opt
                                  .max_step_tokens = l->max_step_tokens,
                                  .max_seqs = (int32_t)o->max_running,
                                  .kv = o->kv,
+                                 .experts = o->keep_experts,
                                  .no_graphs = o->no_graphs};
 }
 
@@ -91,7 +92,7 @@ void load_device_tell(const struct loaded *l, struct buf *out)
     (void)buf_printf(
         out,
         "%s, %.1f GB (%.1f free): weights %.2f GB, %.3f of the bytes stored, and as much for "
-        "staged updates; a step %.2f GB; KV %.2f GB = %" PRId64 " tokens in pages of %d",
+        "staged updates, which one copy in the device's memory commits; a step %.2f GB; KV %.2f GB = %" PRId64 " tokens in pages of %d",
         device_about(l->device)->name, (double)l->device_bytes * 1e-9, (double)l->available * 1e-9,
         (double)l->weight_bytes * 1e-9,
         (double)l->weight_bytes / (double)(l->stored_bytes ? l->stored_bytes : 1),

@@ -7,14 +7,21 @@
 
 struct serve_args {
     const char *model, *tokenizer_path, *host, *served_name, *weight_version, *api_key, *isa;
-    const char *quantization, *device;
+    const char *quantization, *device, *update_staging;
     const char *tool_parser, *reasoning_parser, *sampling_defaults;
     const char *log_level, *dtype, *load_format, *kv_dtype, *moe_backend, *act_format;
     int64_t port, context_length, max_running, max_queued, max_total_tokens, chunk, page_size;
-    int64_t max_body, threads, retract_every;
-    double mem_fraction, watchdog_s, drain_s;
+    const char *preferred;
+    int64_t stream_interval;
+    int64_t max_body, threads, retract_every, loader_threads;
+    double mem_fraction, watchdog_s, drain_s, update_drain_s;
+    const char *update_in_flight;
+    bool ready_after_update;
     bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
-    bool deterministic, metrics, cache_report;
+    bool deterministic, metrics, keep_experts, log_requests, cache_report;
+    const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config, *record;
+    struct opt_strings allowed_paths;
+    double status_s;
     struct numerics numerics; /* from moe_backend and act_format */
 };
 

@@ -15,8 +15,44 @@ static void post(struct engine *e, struct msg *m) /* lock held */
     pthread_cond_signal(&e->wake);
 }
 
+/* Numbers that others read. */
+static void publish(struct engine *e)
+{
+    int64_t now = clock_ns(), window = now - e->window_began;
+    if (window > 2000000000) {
+        e->throughput = (double)e->window_tokens * 1e9 / (double)window;
+        e->window_tokens = 0;
+        e->window_began = now;
+    }
+    struct engine_stats *st = &e->stats;
+    pthread_mutex_lock(&e->lock);
+    st->running = e->s.n_running;
+    st->waiting = e->s.n_waiting;
+    st->retracted = e->s.n_retracted;
+    st->paused = e->paused;
+    st->held = e->paused ? e->s.n_running + e->s.n_waiting : 0;
+    st->updates = e->commits;
+    st->draining = e->s.draining;
+    st->waiting_tokens = e->s.waiting_tokens;
+    st->pages_total = pages_total(e->s.pages);
+    st->pages_free = pages_available(e->s.pages);
+    st->pages_cached = radix_evictable(e->s.tree);
+    st->prompt_tokens = e->prompt_tokens + e->s.cached_tokens;
+    st->cached_tokens = e->s.cached_tokens;
+    st->output_tokens = e->output_tokens;
+    st->steps = e->steps;
+    st->retractions = e->s.retractions;
+    st->finished = e->finished;
+    st->aborted = e->aborted;
+    st->gen_throughput = e->throughput;
+    st->epoch = store_epoch(e->o.store);
+    pthread_mutex_unlock(&e->lock);
+    atomic_store(&e->beat, now);
+}
+
 void engine_answer(struct engine *e, struct msg *m, err_t rc, const char *text)
 {
+    publish(e); /* who is answered finds the numbers as the call left them */
     pthread_mutex_lock(&e->lock);
     m->rc = rc;
     if (rc != OK) (void)err_set(&m->err, rc, "%s", text);
@@ -52,12 +88,34 @@ static void seq_free(struct seq *q)
     mem_free(q);
 }
 
+/* The experts of what was returned, if all of it is still computed; false: out of memory. */
+static bool take_experts(const struct engine *e, const struct seq *q)
+{
+    struct request *r = q->r;
+    int32_t end = r->n_prompt + r->n_output - 1;
+    if (!e->routing || !r->want_experts || q->computed < end) return true;
+    int32_t n = end > r->experts_start ? end - r->experts_start : 0;
+    uint8_t *rows = n ? routing_rows(e->routing, q->pages, r->experts_start, end) : NULL;
+    if (n && !rows) return false;
+    pthread_mutex_lock(&r->lock);
+    r->experts = rows;
+    r->n_expert_rows = n;
+    r->has_experts = true;
+    pthread_mutex_unlock(&r->lock);
+    return true;
+}
+
 void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, const char *message)
 {
     struct request *r = q->r;
     char version[sizeof(r->weight_version)];
     if (q->queued) sched_unqueue(&e->s, q);
     else if (f != FINISH_ABORT) sched_share(&e->s, q);
+    if (!take_experts(e, q) && f != FINISH_ABORT) {
+        f = FINISH_ABORT;
+        status = 503;
+        message = "out of memory";
+    }
     sched_release(&e->s, q);
     e->finished += f != FINISH_ABORT;
     e->aborted += f == FINISH_ABORT;
@@ -101,10 +159,19 @@ void engine_abort_where(struct engine *e, const char *prefix, const struct reque
             engine_finish(e, e->s.running[i], FINISH_ABORT, 0, "Abort");
 }
 
+void engine_fail_all(struct engine *e, int status, const char *message)
+{
+    while (e->s.head)
+        engine_finish(e, e->s.head, FINISH_ABORT, status, message);
+    while (e->s.n_running > 0)
+        engine_finish(e, e->s.running[e->s.n_running - 1], FINISH_ABORT, status, message);
+}
+
 static void handle(struct engine *e, struct msg *m)
 {
     struct err err = {0};
     err_t rc;
+    if (control_handle(e, m)) return;
     switch (m->kind) {
     case MSG_SUBMIT:
         m->r->seq->arrival = ++e->arrivals;
@@ -121,11 +188,6 @@ static void handle(struct engine *e, struct msg *m)
         request_unref(m->r);
         mem_free(m);
         break;
-    case MSG_FLUSH:
-        if (e->s.n_running == 0) radix_clear(e->s.tree);
-        engine_answer(e, m, e->s.n_running ? ERR_STATE : OK,
-                      "the cache cannot be flushed while requests are running");
-        break;
     case MSG_CHECK:
         rc = sched_check(&e->s, &err);
         engine_answer(e, m, rc, err.msg);
@@ -134,50 +196,28 @@ static void handle(struct engine *e, struct msg *m)
         rc = m->run(m->ctx, &err);
         engine_answer(e, m, rc, err.msg);
         break;
-    case MSG_COMMIT:
-        e->commit = m;
-        if (m->options->in_flight == IN_FLIGHT_ABORT) engine_abort_where(e, NULL, NULL);
-        break;
+    default: break;
     }
 }
 
-/* Numbers that others read; also the turn's view of stopping. */
-static void publish(struct engine *e)
+static void sleep_until(struct engine *e, int64_t t) /* lock held */
 {
-    int64_t now = clock_ns(), window = now - e->window_began;
-    if (window > 2000000000) {
-        e->throughput = (double)e->window_tokens * 1e9 / (double)window;
-        e->window_tokens = 0;
-        e->window_began = now;
+    if (t == 0) {
+        pthread_cond_wait(&e->wake, &e->lock);
+        return;
     }
-    struct engine_stats *st = &e->stats;
-    pthread_mutex_lock(&e->lock);
-    st->running = e->s.n_running;
-    st->waiting = e->s.n_waiting;
-    st->waiting_tokens = e->s.waiting_tokens;
-    st->pages_total = pages_total(e->s.pages);
-    st->pages_free = pages_available(e->s.pages);
-    st->pages_cached = radix_evictable(e->s.tree);
-    st->prompt_tokens = e->prompt_tokens;
-    st->cached_tokens = e->s.cached_tokens;
-    st->output_tokens = e->output_tokens;
-    st->steps = e->steps;
-    st->retractions = e->s.retractions;
-    st->finished = e->finished;
-    st->aborted = e->aborted;
-    st->gen_throughput = e->throughput;
-    st->epoch = store_epoch(e->o.store);
-    pthread_mutex_unlock(&e->lock);
-    atomic_store(&e->beat, now);
+    struct timespec ts = {.tv_sec = t / 1000000000, .tv_nsec = t % 1000000000};
+    (void)pthread_cond_timedwait(&e->wake, &e->lock, &ts);
 }
 
 /* Take the inbox; sleeps while there is nothing at all to do.  False: stopped and empty. */
 static bool take_inbox(struct engine *e, bool busy)
 {
+    int64_t due = control_deadline(e);
     pthread_mutex_lock(&e->lock);
-    while (!busy && !e->first && !e->stopping) {
+    while (!busy && !e->first && !e->stopping && (due == 0 || clock_ns() < due)) {
         atomic_store(&e->idle, true);
-        pthread_cond_wait(&e->wake, &e->lock);
+        sleep_until(e, due);
     }
     atomic_store(&e->idle, false);
     atomic_store(&e->beat, clock_ns());
@@ -190,14 +230,9 @@ static bool take_inbox(struct engine *e, bool busy)
         handle(e, m);
         m = next;
     }
-    if (late) engine_abort_where(e, NULL, NULL);
-    e->s.draining = e->commit != NULL;
-    if (e->commit && e->s.n_running == 0 && !sched_first(&e->s)) {
-        m = e->commit;
-        e->commit = NULL;
-        e->s.draining = false;
-        weights_commit(e, m);
-    }
+    if (late || (stopping && e->paused)) engine_abort_where(e, NULL, NULL);
+    control_turn(e);
+    updates_refuse_work(e); /* what was on its way when the weights were lost */
     return !(stopping && e->s.n_running == 0 && e->s.n_waiting == 0);
 }
 
@@ -206,7 +241,7 @@ static void *engine_main(void *arg)
     struct engine *e = arg;
     bool busy = false;
     while (take_inbox(e, busy)) {
-        busy = step_run(e) || e->s.n_waiting > 0;
+        busy = !e->paused && (step_run(e) || e->s.n_waiting > 0);
         publish(e);
     }
     publish(e);
@@ -221,9 +256,11 @@ static void clear_page(void *ctx, int32_t page)
 static void release(struct engine *e)
 {
     step_release(e);
+    mem_free(e->profile.records);
     radix_free(e->s.tree);
     pages_free(e->s.pages);
     mem_free(e->s.running);
+    routing_free(e->routing);
     mem_free(e->weight_version);
     mem_free(e->model_path);
     pthread_cond_destroy(&e->wake);
@@ -246,7 +283,8 @@ static err_t init_sched(struct engine *e, struct err *err)
     e->s.running = mem_try_array((size_t)o->max_running, sizeof(struct seq *));
     if (!e->s.tree || !e->s.running)
         return err_set(err, ERR_NOMEM, "no memory for %d KV pages", o->n_kv_pages);
-    return step_buffers(e, err);
+    err_t rc = o->keep_experts ? routing_new(&e->routing, o->config, o->n_kv_pages, err) : OK;
+    return rc == OK ? step_buffers(e, err) : rc;
 }
 
 err_t engine_new(struct engine **out, const struct engine_options *o, struct err *err)
@@ -255,13 +293,15 @@ err_t engine_new(struct engine **out, const struct engine_options *o, struct err
         return err_set(err, ERR_INPUT,
                        "n_kv_pages %d, max_running %d and max_step_tokens %d must be positive",
                        o->n_kv_pages, o->max_running, o->max_step_tokens);
+    if (o->keep_experts && !(model_can(o->model) & MODEL_EXPERTS))
+        return err_set(err, ERR_UNSUPPORTED, "this model does not tell which experts its tokens go to");
     struct engine *e = mem_alloc(sizeof(*e));
     e->o = *o;
     pthread_condattr_t mono;
     CHECK(pthread_condattr_init(&mono) == 0);
     CHECK(pthread_condattr_setclock(&mono, CLOCK_MONOTONIC) == 0);
     CHECK(pthread_mutex_init(&e->lock, NULL) == 0);
-    CHECK(pthread_cond_init(&e->wake, NULL) == 0);
+    CHECK(pthread_cond_init(&e->wake, &mono) == 0);
     CHECK(pthread_cond_init(&e->answer, NULL) == 0);
     CHECK(pthread_cond_init(&e->dog_wake, &mono) == 0);
     pthread_condattr_destroy(&mono);
@@ -304,20 +344,16 @@ void engine_stop(struct engine *e, double drain_s)
         handle(e, m);
     }
     engine_abort_where(e, NULL, NULL);
-    if (e->commit) weights_commit(e, e->commit);
+    control_turn(e);
+    engine_cancel(e);
     pthread_mutex_lock(&e->lock);
     while (e->blocking > 0) pthread_cond_wait(&e->answer, &e->lock);
     e->ended = true;
     pthread_cond_signal(&e->dog_wake);
     pthread_mutex_unlock(&e->lock);
     if (e->has_dog) pthread_join(e->dog, NULL);
+    updates_release(e);
     release(e);
-}
-
-err_t engine_flush(struct engine *e, struct err *err)
-{
-    struct msg m = {.kind = MSG_FLUSH};
-    return engine_call(e, &m, err);
 }
 
 err_t engine_check(struct engine *e, struct err *err)
@@ -360,7 +396,9 @@ void engine_stat(struct engine *e, struct engine_stats *out)
 {
     pthread_mutex_lock(&e->lock);
     *out = e->stats;
-    out->updating = e->updating;
+    enum update_state u = e->updates.state;
+    out->updating = u == UPDATE_STAGING || u == UPDATE_DRAINING || u == UPDATE_COMMITTING;
+    out->no_weights = e->no_weights;
     bool inbox = e->first != NULL;
     pthread_mutex_unlock(&e->lock);
     bool idle = atomic_load(&e->idle) && !inbox;
@@ -388,6 +426,27 @@ void engine_model_path(struct engine *e, char *out, size_t n)
 
 /* ---- submit ---- */
 
+/* What only some models do. */
+static err_t check_asked(const struct engine *e, const struct request *r, struct err *err)
+{
+    const struct {
+        const char *name;
+        bool wanted;
+        unsigned needs;
+    } rows[] = {{"routed_experts", r->n_forced > 0, MODEL_FORCED},
+                {"token_ids_logprob", r->n_of > 0, MODEL_OF},
+                {"return_top_p_token_ids", r->want_kept, MODEL_KEPT}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+        if (rows[i].wanted && !(model_can(e->o.model) & rows[i].needs))
+            return err_set(err, ERR_INPUT, "%s: not offered with this model on %s", rows[i].name,
+                           model_isa(e->o.model));
+    for (int32_t i = 0; i < r->n_of; i++)
+        if (r->of[i] < 0 || r->of[i] >= e->o.config->vocab_size)
+            return err_set(err, ERR_INPUT, "token_ids_logprob[%d]: %d is not in [0, %d)", i, r->of[i],
+                           e->o.config->vocab_size);
+    return OK;
+}
+
 static err_t check_request(const struct engine *e, const struct request *r, struct err *err)
 {
     if (r->n_prompt < 1) return err_set(err, ERR_INPUT, "input_ids: the prompt is empty");
@@ -406,11 +465,14 @@ static err_t check_request(const struct engine *e, const struct request *r, stru
                        "the prompt of %d tokens can never fit: the KV pool holds %lld tokens, the "
                        "context %d",
                        r->n_prompt, (long long)e->o.n_kv_pages * KV_PAGE, e->o.context_len);
-    if (!e->o.tokenizer && r->n_stops > 0)
+    if (r->experts_start < 0 || r->experts_start > r->n_prompt || r->n_forced < 0 || r->n_forced > r->n_prompt)
+        return err_set(err, ERR_INPUT, "experts from %d on, or given for %d tokens: the prompt has %d",
+                       r->experts_start, r->n_forced, r->n_prompt);
+    if (!e->o.tokenizer && r->n_stops + r->n_regexes > 0)
         return err_set(err, ERR_INPUT, "stop: stop strings need a tokenizer");
     if (r->grammar && e->o.config->n_eos + r->n_stop_ids == 0)
         return err_set(err, ERR_INPUT, "a grammar needs an end token, and the model names none");
-    return OK;
+    return check_asked(e, r, err);
 }
 
 static bool fill_seq(const struct engine *e, struct seq *q, struct request *r)
@@ -431,6 +493,11 @@ static bool fill_seq(const struct engine *e, struct seq *q, struct request *r)
         q->next_score = r->logprob_start + 1;
         r->prompt_logprobs = mem_try_array(n + 1, sizeof(float));
         if (r->n_top > 0) r->prompt_top = mem_try_array(n + 1, sizeof(struct top_row));
+        if (r->n_of > 0) {
+            if (!mul_size(&n, n + 1, (size_t)r->n_of)) return false;
+            r->prompt_of = mem_try_array(n, sizeof(float));
+            if (!r->prompt_of) return false;
+        }
         if (!r->prompt_logprobs || (r->n_top > 0 && !r->prompt_top)) return false;
     }
     return output_init(q, e->o.tokenizer) && constrain_init(q, e->o.config);
@@ -444,7 +511,9 @@ static err_t enter(struct engine *e, struct request *r, struct msg *m, struct ri
     if (e->stopping) rc = err_set(err, ERR_STATE, "the server is shutting down");
     else if (rid_known(e, r->rid))
         rc = err_set(err, ERR_INPUT, "Duplicate request ID detected: %s", r->rid);
-    else if (e->o.max_queued > 0 && e->in_flight - e->stats.running >= e->o.max_queued)
+    else if (updates_check_weights(e, err) != OK)
+        rc = ERR_BUSY;
+    else if (e->o.max_queued > 0 && e->in_flight - e->stats.running - e->stats.retracted >= e->o.max_queued)
         rc = err_set(err, ERR_BUSY, "the queue is full: %d requests wait", e->o.max_queued);
     if (rc == OK) {
         request_ref(r);

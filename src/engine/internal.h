@@ -9,8 +9,12 @@
 
 #include "engine/engine.h"
 #include "engine/output.h"
+#include "engine/routing.h"
+#include "engine/profile.h"
 #include "engine/sched.h"
+#include "engine/updates.h"
 #include "weight/update.h"
+#include <limits.h>
 
 #define RID_BUCKETS 4096
 
@@ -19,6 +23,9 @@ enum msg_kind {
     MSG_ABORT,
     MSG_ABORT_REQUEST,
     MSG_FLUSH,
+    MSG_PAUSE,
+    MSG_CONTINUE,
+    MSG_RELABEL,
     MSG_COMMIT,
     MSG_CHECK,
     MSG_BETWEEN_STEPS
@@ -36,7 +43,10 @@ struct msg {
     struct update_result *result;
     err_t (*run)(void *ctx, struct err *e); /* BETWEEN_STEPS */
     void *ctx;
-    int64_t t_sent;
+    enum pause_mode mode; /* PAUSE */
+    const char *label;    /* RELABEL */
+    bool abort_all;
+    int64_t t_sent, t_end; /* t_end: COMMIT, when the drain is over; FLUSH, until when it waits; 0: never */
     bool answered;
     err_t rc;
     struct err err;
@@ -45,6 +55,20 @@ struct msg {
 struct rid_entry {
     struct rid_entry *next;
     struct request *r;
+};
+
+/* Under the lock, but for what belongs to the call that holds the state (updates.c). */
+struct updates {
+    enum update_state state;
+    int64_t since;
+    struct update_progress progress;
+    struct update_record now, done[UPDATE_RECORDS]; /* a ring */
+    uint64_t n_done;
+    /* the call's: what is staged, where it came from and how closely it was looked at */
+    struct update *staged;
+    struct update_result result;
+    char real[PATH_MAX], manifest[PATH_MAX], stamp[DIGEST_HEX];
+    bool any_bf16;
 };
 
 struct engine {
@@ -58,7 +82,9 @@ struct engine {
     struct rid_entry *rids[RID_BUCKETS];
     int32_t in_flight; /* submitted and not ended */
     int32_t blocking;  /* callers inside a blocking call */
-    bool updating, stopping, ended;
+    bool stopping, ended;
+    bool no_weights; /* written by the engine thread */
+    struct updates updates;
     int64_t stop_at; /* clock_ns: when a stopping engine aborts what is left */
     char *weight_version, *model_path;
     struct engine_stats stats;
@@ -71,14 +97,21 @@ struct engine {
     struct sched s;
     uint64_t arrivals;
     struct msg *commit; /* waits for the drain */
-    int64_t steps, output_tokens, prompt_tokens, finished, aborted;
+    struct routing *routing; /* NULL: not kept */
+    struct msg *flush;  /* waits until nothing runs */
+    enum pause_mode paused;
+    uint64_t labels; /* how often the label has changed */
+    int64_t commits, steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
+    struct profile profile;
     /* one step, [max_step_tokens] or [max_running] */
     int32_t *ids, *pos, *seq_of;
     struct step_row *rows;
     struct sample_input *in;
     struct sample_output *out;
+    int16_t *experts;       /* [max_step_tokens][layers][top_k], if kept */
+    const int16_t **forced; /* [max_step_tokens] */
     int32_t *row_pos; /* prompt position that the row scores; -1: it samples */
     struct step_seq *seqs;
     struct seq **planned;
@@ -92,15 +125,29 @@ void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, cons
 err_t engine_call(struct engine *e, struct msg *m, struct err *err);
 void engine_answer(struct engine *e, struct msg *m, err_t rc, const char *text);
 void engine_abort_where(struct engine *e, const char *prefix, const struct request *one);
+void engine_fail_all(struct engine *e, int status, const char *message);
 void rid_add(struct engine *e, struct rid_entry *x);        /* lock held */
 bool rid_known(const struct engine *e, const char *rid);    /* lock held */
 void rid_remove(struct engine *e, const struct request *r); /* lock held */
+/* control.c: control messages, and what they wait for */
+bool control_handle(struct engine *e, struct msg *m); /* false: another kind */
+void control_turn(struct engine *e);                  /* after the inbox */
+int64_t control_deadline(const struct engine *e);     /* clock_ns when a turn is due; 0: none */
 /* step.c */
 err_t step_buffers(struct engine *e, struct err *err);
 void step_release(struct engine *e);
 bool step_run(struct engine *e); /* false: nothing to do */
-/* weights.c */
-void weights_commit(struct engine *e, struct msg *m);
+/* updates.c */
+void updates_commit(struct engine *e, struct msg *m); /* engine thread, between two steps */
+void updates_refuse_work(struct engine *e);           /* engine thread: answers all if there are no weights */
+err_t updates_check_weights(const struct engine *e, struct err *err) MUST_USE; /* lock held */
+void updates_release(struct engine *e);
+/* updates_record.c */
+void record_begin(struct engine *e, const char *source, const struct update_options *o);
+void record_staged(struct engine *e, const struct update_result *res);
+void record_committed(struct engine *e, const struct update_result *res,
+                      const struct update_options *o);
+void record_end(struct engine *e, const char *outcome, const char *error);
 /* watchdog.c */
 void *watchdog_main(void *arg);
 

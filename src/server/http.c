@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/updates.h"
 #include "server/internal.h"
 #include "text/grammar.h"
 #include <arpa/inet.h>
@@ -56,24 +57,38 @@ void xchg_ready(struct xchg *x)
     pthread_mutex_unlock(&x->m);
 }
 
+void xchg_encoded(struct slot *sl)
+{
+    struct xchg *x = sl->x;
+    pthread_mutex_lock(&x->m);
+    sl->encoded = true;
+    if (x->replied && x->stream) wake_locked(x);
+    else x->wake = true;
+    pthread_mutex_unlock(&x->m);
+}
+
 void xchg_notify(void *ctx)
 {
     struct slot *sl = ctx;
     struct xchg *x = sl->x;
-    bool queue = false, drop = false;
+    bool queue = false, drop = false, encode = false;
     pthread_mutex_lock(&sl->r->lock);
     bool done = sl->r->done;
     pthread_mutex_unlock(&sl->r->lock);
     pthread_mutex_lock(&x->m);
     if (done && !sl->counted) {
         sl->counted = drop = true;
+        sl->to_encode = x->stream && sl->r->has_experts;
+        encode = sl->to_encode && !x->encoding;
+        x->encoding = x->encoding || encode;
+        metrics_finished(&x->s->metrics, sl->r);
         queue = ++x->n_done == x->n_slots && !x->stream && !x->replied;
         if (queue) x->building = true;
     }
     if (x->replied && x->stream) wake_locked(x);
     else x->wake = true;
     pthread_mutex_unlock(&x->m);
-    if (queue) xchg_queue(x);
+    if (queue || encode) xchg_queue(x);
     if (drop) xchg_unref(x);
 }
 
@@ -198,12 +213,15 @@ static enum MHD_Result send_reply(struct xchg *x)
         r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32768, reader, x, reader_free);
         if (!r) xchg_unref(x);
     } else {
-        r = MHD_create_response_from_buffer(x->out.len, x->out.data ? x->out.data : (char *)(uintptr_t)"",
-                                            MHD_RESPMEM_MUST_COPY);
+        size_t n = x->out.len; /* it may be large: given away, not copied */
+        char *text = buf_take(&x->out);
+        if (!text) return MHD_NO;
+        r = MHD_create_response_from_buffer_with_free_callback(n, text, mem_free);
+        if (!r) mem_free(text);
     }
     if (!r) return MHD_NO;
     if (x->type) MHD_add_response_header(r, "Content-Type", x->stream ? "text/event-stream" : x->type);
-    MHD_add_response_header(r, "Access-Control-Allow-Origin", "*");
+    if (x->s->o.cors_origin) MHD_add_response_header(r, "Access-Control-Allow-Origin", x->s->o.cors_origin);
     MHD_add_response_header(r, "x-request-id", x->id);
     if (x->stream) {
         MHD_add_response_header(r, "Cache-Control", "no-cache");
@@ -239,15 +257,41 @@ static struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const c
     return x;
 }
 
+static void name_caller(struct xchg *x)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(x->c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    char host[48], port[8];
+    if (!info || !info->client_addr) return;
+    socklen_t n = info->client_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    if (getnameinfo(info->client_addr, n, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) == 0)
+        snprintf(x->caller, sizeof x->caller, "%s:%s", host, port);
+}
+
 static bool authorised(const struct xchg *x)
 {
-    const char *key = x->s->o.api_key;
-    if (!key || !strncmp(x->path, "/health", 7)) return true;
+    bool admin = x->route && (x->route->flags & ROUTE_ADMIN) && x->s->o.admin_key;
+    const char *key = admin ? x->s->o.admin_key : x->s->o.api_key;
+    bool open = !strcmp(x->path, "/") || !strncmp(x->path, "/health", 7) || !strncmp(x->path, "/metrics", 8);
+    if (!key || open) return true;
     const char *h = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Authorization");
     if (!h || strncmp(h, "Bearer ", 7) || strlen(h + 7) != strlen(key)) return false;
     unsigned diff = 0; /* in constant time */
     for (size_t i = 0; key[i]; i++) diff |= (unsigned)(h[7 + i] ^ key[i]);
     return !diff;
+}
+
+/* A browser asks first whether another origin's page may call. */
+static enum MHD_Result send_preflight(struct xchg *x)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(0, (char *)(uintptr_t)"", MHD_RESPMEM_PERSISTENT);
+    if (!r) return MHD_NO;
+    MHD_add_response_header(r, "Access-Control-Allow-Origin", x->s->o.cors_origin);
+    MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, PUT, OPTIONS");
+    MHD_add_response_header(r, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id");
+    MHD_add_response_header(r, "Access-Control-Max-Age", "600");
+    enum MHD_Result rc = MHD_queue_response(x->c, 204, r);
+    MHD_destroy_response(r);
+    return rc;
 }
 
 static bool refuse(struct xchg *x, const char *method)
@@ -272,6 +316,8 @@ static bool refuse(struct xchg *x, const char *method)
     }
     bool new_work = m != M_GET && strcmp(x->path, "/abort_request") != 0;
     if (s->stopping || (s->draining && new_work)) return reply_error(x, 503, "server is stopping"), true;
+    if ((x->route->flags & ROUTE_GENERATES) && waiting_for_update(s))
+        return reply_error(x, 503, "waiting for the first weight update (--ready-after-update)"), true;
     const char *ct = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Content-Type");
     if ((x->route->flags & ROUTE_OPENAI) && m == M_POST &&
         (!ct || strncasecmp(ct, "application/json", 16) || (ct[16] && ct[16] != ';' && ct[16] != ' ')))
@@ -303,11 +349,13 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     if (replied) return send_reply(x);
     if (x->started) return MHD_YES;
     x->started = true;
+    if (x->s->o.cors_origin && !strcmp(method, "OPTIONS")) return send_preflight(x);
     if (refuse(x, method)) return send_reply(x);
     if (x->route->where == RUN_INLINE) {
         xchg_run(x);
         return send_reply(x);
     }
+    if (x->route->where == RUN_THREAD) name_caller(x);
     watch_add(x);
     pthread_mutex_lock(&x->m);
     x->suspended = true;
@@ -373,8 +421,14 @@ static err_t listen_at(struct server *s, struct err *e)
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e)
 {
+    json_t *preferred = NULL;
+    if (o->preferred_sampling) {
+        preferred = json_parse_object(o->preferred_sampling, strlen(o->preferred_sampling), e);
+        if (!preferred) return err_wrap(e, ERR_INPUT, "--preferred-sampling-params");
+    }
     struct server *s = mem_alloc(sizeof *s);
     s->o = *o;
+    s->preferred = preferred;
     if (!s->o.max_body_bytes) s->o.max_body_bytes = (size_t)64 << 20;
     signal(SIGPIPE, SIG_IGN);
     pthread_mutex_init(&s->m, NULL);
@@ -436,14 +490,18 @@ void server_drain(struct server *s)
 }
 
 /* Aborts and answers what is in flight, for at most STOP_S seconds.  The abort is repeated because a worker that
- * had passed the check of `stopping` may submit after the first one.  Returns how many calls are still at work: an
- * update that is being staged, or a long text in the tokenizer, cannot be interrupted. */
+ * had passed the check of `stopping` may submit after the first one.  An update that is
+ * being staged ends after its next read.  Returns how many calls are still at work: a read that hangs, or a long text
+ * in the tokenizer, cannot be interrupted. */
 static int answer_all(struct server *s)
 {
     int64_t until = clock_ns() + (int64_t)STOP_S * 1000000000;
     for (;;) {
         int working = 0;
-        if (s->ready) engine_abort(s->engine, "", true);
+        if (s->ready) {
+            engine_abort(s->engine, "", true);
+            engine_cancel(s->engine);
+        }
         pthread_mutex_lock(&s->m);
         for (struct xchg *x = s->live; x; x = x->next_live) {
             pthread_mutex_lock(&x->m);
@@ -496,6 +554,7 @@ bool server_stop(struct server *s)
     close(s->stop_fd);
     mem_free(s->watch);
     constraint_release(s);
+    json_decref(s->preferred);
     pthread_mutex_destroy(&s->m);
     mem_free(s);
     return true;

@@ -1,6 +1,7 @@
 #include "server/openai.h"
 
 #include "base/mem.h"
+#include "server/experts.h"
 #include <string.h>
 #include <time.h>
 
@@ -8,7 +9,7 @@
 static err_t check_refused(const json_t *b, struct err *e)
 {
     static const char *const names[] = {
-        "return_hidden_states", "return_routed_experts", "image_data", "video_data",
+        "return_hidden_states", "image_data", "video_data",
         "audio_data",           "session_params",        "functions",  "audio",
         "return_indexer_topk",  "return_sampling_mask"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -89,7 +90,7 @@ err_t openai_add(struct xchg *x, const json_t *b, const json_t *prompt, const st
         if (!r) return e->code;
         err_t rc = text ? gen_text(x, r, text->data ? text->data : "", text->len, false, e)
                         : gen_prompt(x, r, prompt, x->chat ? "input_ids" : "prompt", e);
-        if (rc || (rc = read_extras(x, b, r, e)) || (rc = gen_finish(x, r, e))) return rc;
+        if (rc || (rc = read_extras(x, b, r, e)) || (rc = experts_read(b, x->s->o.config, r, e)) || (rc = gen_finish(x, r, e))) return rc;
     }
     return OK;
 }
@@ -188,6 +189,7 @@ void openai_extras(struct xchg *x, struct slot *sl, bool first)
     }
 }
 
+/* The versions of the tokens follow when they are all there. */
 static void put_version(struct xchg *x, const struct request *r)
 {
     char v[sizeof r->weight_version];
@@ -195,7 +197,22 @@ static void put_version(struct xchg *x, const struct request *r)
     if (!*v) engine_weight_version(x->s->engine, v, sizeof v);
     buf_puts(&x->out, ",\"metadata\":{\"weight_version\":");
     put_str(&x->out, v, strlen(v));
+    if (r->done) {
+        buf_puts(&x->out, ",\"weight_versions\":");
+        put_spans(&x->out, r);
+    }
     buf_puts(&x->out, "}}");
+}
+
+/* The experts of the first choice; those of the others are in their meta_info. */
+static void put_experts(struct xchg *x)
+{
+    const struct slot *sl = &x->slots[0];
+    if (!sl->r->has_experts) return;
+    buf_puts(&x->out, ",\"sglext\":{\"routed_experts\":\"");
+    if (sl->encoded) buf_put(&x->out, sl->experts.data, sl->experts.len);
+    else experts_put(&x->out, x->s->o.config, sl->r);
+    buf_puts(&x->out, "\"}");
 }
 
 void openai_build(struct xchg *x, void (*choice)(struct xchg *x, struct slot *sl))
@@ -209,6 +226,7 @@ void openai_build(struct xchg *x, void (*choice)(struct xchg *x, struct slot *sl
     }
     buf_puts(b, "],");
     openai_usage(x, NULL);
+    put_experts(x);
     put_version(x, x->slots[0].r);
 }
 
@@ -228,13 +246,24 @@ void openai_frame(struct xchg *x, struct slot *sl, void (*choice)(struct xchg *x
     buf_puts(b, "\n\n");
 }
 
+static void put_chunk(struct xchg *x, bool usage)
+{
+    struct buf *b = &x->out;
+    buf_puts(b, "data: ");
+    openai_head(x);
+    buf_puts(b, ",\"choices\":[]");
+    if (usage) {
+        buf_putc(b, ',');
+        openai_usage(x, NULL);
+    } else {
+        put_experts(x);
+    }
+    put_version(x, x->slots[0].r);
+    buf_puts(b, "\n\n");
+}
+
 void openai_last(struct xchg *x)
 {
-    if (!x->include_usage) return;
-    buf_puts(&x->out, "data: ");
-    openai_head(x);
-    buf_puts(&x->out, ",\"choices\":[],");
-    openai_usage(x, NULL);
-    put_version(x, x->slots[0].r);
-    buf_puts(&x->out, "\n\n");
+    if (x->slots[0].r->has_experts) put_chunk(x, false);
+    if (x->include_usage) put_chunk(x, true);
 }

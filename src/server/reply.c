@@ -32,6 +32,20 @@ void put_real(struct buf *b, double d)
     else buf_puts(b, isnan(d) ? "null" : d < 0 ? "-3e38" : "3e38");
 }
 
+/* The three shapes that SGLang has, in one: {"error":{"message"}} of its own routes, the flat one of OpenAI's, and
+ * what a stream says (`retryable`); each client finds what it looks for. */
+void put_spans(struct buf *b, const struct request *r)
+{
+    buf_putc(b, '[');
+    for (int32_t i = 0; i < r->n_spans; i++) {
+        const struct version_span *v = &r->spans[i];
+        buf_puts(b, i ? ",[" : "[");
+        put_str(b, v->version, strlen(v->version));
+        buf_printf(b, ",%d]", v->n);
+    }
+    buf_putc(b, ']');
+}
+
 void put_error(struct buf *b, int status, const char *message)
 {
     const char *type = status == 401 ? "Unauthorized" : status < 500 ? "BadRequestError"
@@ -40,7 +54,8 @@ void put_error(struct buf *b, int status, const char *message)
     put_str(b, message, strlen(message));
     buf_printf(b, ",\"type\":\"%s\",\"param\":null,\"code\":%d,\"error\":{\"message\":", type, status);
     put_str(b, message, strlen(message));
-    buf_printf(b, ",\"type\":\"%s\",\"param\":null,\"code\":%d}}", type, status);
+    buf_printf(b, ",\"type\":\"%s\",\"param\":null,\"code\":%d,\"retryable\":%s}}", type, status,
+               status == 503 ? "true" : "false");
 }
 
 void reply_error(struct xchg *x, int status, const char *message)

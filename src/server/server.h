@@ -21,6 +21,7 @@
 struct server;
 struct tool_format;
 struct reasoning_format;
+struct record;
 
 struct server_options {
     const char *host;              /* address or name to bind; NULL: 127.0.0.1 */
@@ -36,8 +37,21 @@ struct server_options {
     int32_t context_len;
     size_t max_body_bytes;      /* 0: 64 MiB */
     const char *api_key;        /* NULL: none asked */
+    const char *preferred_sampling; /* JSON object under each sampling_params of /generate; NULL: none */
+    int stream_interval;            /* tokens from one frame of a stream to the next; below 1: 1 */
+    const char *admin_key;      /* the one that control routes take; NULL: api_key */
+    const char *const *roots;   /* [n_roots] folders where control routes may look (roots.h) */
+    size_t n_roots;
+    const char *cors_origin;    /* Access-Control-Allow-Origin; NULL: other origins' pages may not call */
+    const char *metrics_prefix; /* NULL: moult_ */
+    bool log_requests;          /* a line for each that ends */
+    struct record *record;      /* record.h; NULL: none */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
-    int max_running;            /* told in /server_info only */
+    int max_running;            /* told in /server_info only, as the next */
+    bool keep_experts;
+    enum in_flight update_in_flight; /* of updates that do not say */
+    double update_drain_s;      /* the same; 0: no limit */
+    bool ready_after_update;    /* generation and health answer 503 until an update has succeeded */
     bool cache_report;          /* usage tells cached tokens */
     const struct tool_format *tool_format;           /* chat_parse.h; NULL: tool calls stay text */
     const struct reasoning_format *reasoning_format; /* NULL: reasoning stays text */
@@ -53,9 +67,9 @@ void server_ready(struct server *s, struct engine *engine);
 /* From here on new work (every POST and PUT but /abort_request) and health answer 503, so that a router turns
  * away; what is in flight goes on.  Any thread. */
 void server_drain(struct server *s);
-/* Takes no new work, aborts and answers what is in flight, joins its threads, frees.  False: some call (an update
- * being staged) did not end in a few seconds; it was answered 503, but its thread still uses server and engine, so
- * nothing was freed and all that is left to do is to end the process. */
+/* Takes no new work, aborts and answers what is in flight, joins its threads, frees.  An update that is being
+ * staged is cancelled.  False: some call (a read that hangs) did not end in a few seconds; it was answered 503, but
+ * its thread still uses server and engine, so nothing was freed and all that is left to do is to end the process. */
 bool server_stop(struct server *s);
 
 #endif

@@ -62,7 +62,7 @@ def test_turns():
         frames = s.stream("/v1/chat/completions", {**ask, "stream_options": {"include_usage": True, "continuous_usage_stats": True}})
         assert joined(frames) == (want, 1, "tool_calls"), frames
         assert frames[-1]["choices"] == [] and frames[-1]["usage"] == r["usage"]
-        assert all(f["metadata"] == {"weight_version": "default"} and f["usage"]["prompt_tokens"] == 1 for f in frames)
+        assert all(f["metadata"]["weight_version"] == "default" and f["usage"]["prompt_tokens"] == 1 for f in frames)
         assert [f["usage"]["completion_tokens"] for f in frames] == sorted(f["usage"]["completion_tokens"] for f in frames)
         # the name comes in one piece, before any arguments
         begun = [t for f in frames if f["choices"] for t in f["choices"][0]["delta"].get("tool_calls") or [] if "id" in t]

@@ -20,9 +20,9 @@ BOTH = [("model", "anything", 5), ("max_tokens", 3, 0), ("n", 2, 0), ("temperatu
         ("stream_options", {"include_usage": True}, 5), ("stream_options", {"continuous_usage_stats": True}, {"include_usage": 5}), ("min_tokens", 2, -1),
         ("ignore_eos", True, 1), ("skip_special_tokens", False, 1), ("no_stop_trim", True, "x"), ("rid", "r1", 5), ("extra_key", "a", 5), ("cache_salt", "b", 5),
         ("priority", 3, "x"), ("return_prompt_token_ids", True, 1), ("return_meta_info", True, 1), ("regex", "[ab]+", "("), ("json_schema", "{}", "{"),
-        ("response_format", OBJECT, {"type": "x"}), ("ebnf", None, "root ::= x"), ("structural_tag", None, "x"), ("stop_regex", None, "x"), ("lora_path", None, "x"),
+        ("response_format", OBJECT, {"type": "x"}), ("ebnf", None, "root ::= x"), ("structural_tag", None, "x"), ("stop_regex", "zz+", "("), ("lora_path", None, "x"),
         ("return_hidden_states", False, True), ("return_indexer_topk", False, True), ("user", "me", None), ("metadata", {"a": "b"}, None), ("custom_params", {"a": 1}, None),
-        ("spaces_between_special_tokens", False, None), ("routed_experts_start_len", 0, None), ("return_cached_tokens_details", True, None),
+        ("spaces_between_special_tokens", False, None), ("return_routed_experts", True, 5), ("routed_experts_start_len", 0, 999), ("return_cached_tokens_details", True, None),
         ("no_such_field", {"x": [1]}, None), ("store", False, None), ("service_tier", "auto", None), ("prompt_cache_key", "k", None), ("safety_identifier", "s", None),
         ("session_id", "s", None)]
 CHAT = [("max_completion_tokens", 3, 0), ("logprobs", True, 5), ("top_logprobs", 3, 999), ("tools", TOOLS, 5), ("tool_choice", "auto", "maybe"),
@@ -88,6 +88,25 @@ def test_meta_info_and_defaults():
                 texts = [s.post("/v1/chat/completions", {**said, "input_ids": [START], "max_tokens": 1, "seed": i, "logprobs": True})[1]["choices"][0] for i in range(20)]
                 got[flag] = {tuple(t["logprobs"]["content"][0]["bytes"]) for t in texts}
         assert got["openai"] == {(11,)} and len(got["model"]) > 5, got
+
+
+def test_routed_experts():
+    """sglext.routed_experts is what /generate returns of the same tokens; streamed, in a chunk of its own."""
+    with Server(FINAL, "--enable-return-routed-experts") as s:
+        ids = list(range(40, 70))
+        want = s.post("/generate", {"input_ids": ids, "return_routed_experts": True, "routed_experts_start_len": 3,
+                                    "sampling_params": {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}})[1]["meta_info"]["routed_experts"]
+        ask = {"temperature": 0, "max_tokens": 6, "ignore_eos": True, "return_routed_experts": True, "routed_experts_start_len": 3, "stream_options": {"include_usage": True}}
+        for path, body in (("/v1/chat/completions", {**ask, "messages": SAID, "input_ids": ids}), ("/v1/completions", {**ask, "prompt": ids})):
+            r = s.post(path, {**body, "return_meta_info": True})[1]
+            assert r["sglext"]["routed_experts"] == want == r["choices"][0]["meta_info"]["routed_experts"], r
+            chunks = [f for f in s.stream(path, body) if "sglext" in f]
+            assert len(chunks) == 1 and chunks[0]["choices"] == [] and chunks[0]["sglext"] == {"routed_experts": want}
+            assert "sglext" not in s.post(path, {**body, "return_routed_experts": False})[1]
+        status, r = s.post("/v1/completions", {**ask, "prompt": ids, "routed_experts_start_len": 31})
+        assert status == 400 and "routed_experts_start_len" in r["message"], r
+    with Server(FINAL) as s:  # not kept: the key is absent
+        assert "sglext" not in s.post("/v1/completions", {**ask, "prompt": ids})[1]
 
 
 def test_lm_eval_requests():

@@ -106,7 +106,7 @@ static void run(struct model *m, int len, int piece, int others, int other_piece
             rows[n_rows] = (struct step_row){n, &in[n_rows], &out[n_rows]};
             n_rows++;
         }
-        struct step st = {n, ids, pos, seq, others + 1, seqs, n_rows, rows};
+        struct step st = {n, ids, pos, seq, others + 1, seqs, n_rows, rows, NULL, NULL};
         model_submit(m, &st);
         struct err collect_e;
     assert_int_equal(model_collect(m, &st, &collect_e), OK);
@@ -231,7 +231,7 @@ static void shared_prefix(void **state)
             tables[s][i] = i < FIRST ? i : FIRST + s * OWN + i - FIRST;
         seqs[s] = (struct step_seq){tables[s], FIRST + OWN};
     }
-    struct step st = {SHARED, ids, pos, seq, N, seqs, 0, NULL};
+    struct step st = {SHARED, ids, pos, seq, N, seqs, 0, NULL, NULL, NULL};
     for (int i = 0; i < SHARED; i++)
         ids[i] = token_at(0, i), pos[i] = i;
     model_submit(m, &st);
@@ -243,7 +243,7 @@ static void shared_prefix(void **state)
         model_submit(m, &st);
         assert_int_equal(model_collect(m, &st, NULL), OK);
     }
-    st = (struct step){N, ids, pos, seq, N, seqs, N, rows};
+    st = (struct step){N, ids, pos, seq, N, seqs, N, rows, NULL, NULL};
     for (int s = 0; s < N; s++) {
         ids[s] = token_at(s + 1, 500), pos[s] = SHARED + 20 + 3 * s, seq[s] = s;
         in[s] = (struct sample_input){.target = -1, .params = &sp, .position = 1};
@@ -253,7 +253,7 @@ static void shared_prefix(void **state)
     assert_int_equal(model_collect(m, &st, NULL), OK);
     for (int s = 0; s < N; s++) {
         struct step_row row = {0, &in[s], &alone[s]};
-        struct step one = {1, ids + s, pos + s, seq + s, N, seqs, 1, &row};
+        struct step one = {1, ids + s, pos + s, seq + s, N, seqs, 1, &row, NULL, NULL};
         model_submit(m, &one);
         assert_int_equal(model_collect(m, &one, NULL), OK);
         assert_int_equal(alone[s].id, together[s].id);
