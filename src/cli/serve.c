@@ -7,6 +7,7 @@
 #include "cli/numerics.h"
 #include "cli/serve_options.h"
 #include "cli/words.h"
+#include "server/chat_parse.h"
 #include "server/record.h"
 #include "server/server.h"
 #include <signal.h>
@@ -101,6 +102,9 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .preferred_sampling = a->preferred,
         .max_body_bytes = (size_t)a->max_body,
         .max_running = (int)a->max_running,
+        .cache_report = a->cache_report,
+        .tool_format = tool_format_find(a->tool_parser, l->text.source),
+        .reasoning_format = reasoning_format_find(a->reasoning_parser, l->text.source),
         .keep_experts = a->keep_experts,
         .update_in_flight = in_flight,
         .update_drain_s = a->update_drain_s,
@@ -231,6 +235,7 @@ static err_t bring_up(struct start *s, struct loaded *l, const struct load_optio
     rc = load_weights(l, lo, e);
     if (rc == OK) rc = load_engine(l, lo, e);
     if (rc != OK) return rc;
+    if (strcmp(a->sampling_defaults, "openai") == 0) config_no_defaults(&l->config);
     tell_numerics(l, &lo->numerics);
     struct server_options so = server_from(a, l);
     server_set_model(s->server, &so);

@@ -8,6 +8,7 @@
 struct serve_args {
     const char *model, *tokenizer_path, *host, *served_name, *weight_version, *api_key, *isa;
     const char *quantization, *device, *update_staging;
+    const char *tool_parser, *reasoning_parser, *sampling_defaults;
     const char *log_level, *dtype, *load_format, *kv_dtype, *moe_backend, *act_format;
     int64_t port, context_length, max_running, max_queued, max_total_tokens, chunk, page_size;
     const char *preferred;
@@ -17,7 +18,7 @@ struct serve_args {
     const char *update_in_flight;
     bool ready_after_update;
     bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
-    bool deterministic, metrics, keep_experts, log_requests;
+    bool deterministic, metrics, keep_experts, log_requests, cache_report;
     const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config, *record;
     struct opt_strings allowed_paths;
     double status_s;

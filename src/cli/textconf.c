@@ -30,6 +30,7 @@ static const json_t *template_value(const json_t *root)
 static err_t parse_template(struct textconf *t, const char *text, size_t n, struct err *e)
 {
     digest_of(DIGEST_XXH3_128, text, n, t->chat_sum);
+    t->source = mem_dup_n(text, n);
     return tmpl_parse(&t->chat, text, n, e);
 }
 
@@ -88,6 +89,7 @@ err_t textconf_load(struct textconf *t, const char *dir, struct err *e)
 void textconf_release(struct textconf *t)
 {
     if (t->chat) tmpl_free(t->chat);
+    mem_free(t->source);
     mem_free(t->bos);
     mem_free(t->eos);
     *t = (struct textconf){0};

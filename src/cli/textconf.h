@@ -15,6 +15,7 @@
 
 struct textconf {
     struct tmpl *chat; /* NULL: none */
+    char *source;      /* of the template */
     char *bos, *eos;   /* NULL: none */
     bool add_bos;
     char chat_sum[DIGEST_HEX]; /* xxh3-128 of the template's text; "": none */

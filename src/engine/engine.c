@@ -1,5 +1,6 @@
 #include "engine/internal.h"
 
+#include "engine/constrain.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include <stdio.h>
@@ -81,6 +82,7 @@ static void seq_free(struct seq *q)
 {
     if (!q) return;
     output_release(q);
+    mem_free(q->mask);
     mem_free(q->ids);
     mem_free(q->pages);
     mem_free(q);
@@ -468,6 +470,8 @@ static err_t check_request(const struct engine *e, const struct request *r, stru
                        r->experts_start, r->n_forced, r->n_prompt);
     if (!e->o.tokenizer && r->n_stops + r->n_regexes > 0)
         return err_set(err, ERR_INPUT, "stop: stop strings need a tokenizer");
+    if (r->grammar && e->o.config->n_eos + r->n_stop_ids == 0)
+        return err_set(err, ERR_INPUT, "a grammar needs an end token, and the model names none");
     return check_asked(e, r, err);
 }
 
@@ -496,7 +500,7 @@ static bool fill_seq(const struct engine *e, struct seq *q, struct request *r)
         }
         if (!r->prompt_logprobs || (r->n_top > 0 && !r->prompt_top)) return false;
     }
-    return output_init(q, e->o.tokenizer);
+    return output_init(q, e->o.tokenizer) && constrain_init(q, e->o.config);
 }
 
 static err_t enter(struct engine *e, struct request *r, struct msg *m, struct rid_entry *x,

@@ -48,6 +48,7 @@ void request_unref(struct request *r)
     mem_free(r->stops);
     mem_free(r->stop_bytes);
     mem_free(r->extra_key);
+    grammar_unref(r->grammar);
     mem_free(r->forced);
     mem_free(r->experts);
     mem_free(r->output_ids);

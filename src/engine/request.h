@@ -23,6 +23,7 @@
 #include "base/buf.h"
 #include "model/sample.h"
 #include "text/detok.h"
+#include "text/grammar.h"
 #include "text/stop_regex.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -70,6 +71,8 @@ struct request {
     int32_t priority;
     int32_t stream_interval;      /* the server's: tokens from one frame of a stream to the next */
     char *extra_key;              /* namespaces the prefix cache; NULL: none */
+    struct grammar *grammar;      /* owned reference; what the output must be; NULL: anything.  Then ignore_eos is
+                                   * false: where the grammar is whole the output may end */
     bool want_experts;
     int32_t experts_start;        /* position of the first row wanted */
     int16_t *forced;              /* [n_forced][layers][top_k]: experts of the prompt's first tokens */

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/constrain.h"
 #include <stdio.h>
 #include <unistd.h>
 
@@ -53,7 +54,8 @@ static bool reserve_barred(struct engine *e)
 {
     int64_t want = 0;
     for (int32_t i = 0; i < e->s.n_running; i++)
-        want += e->o.config->n_eos + e->s.running[i]->r->n_stop_ids;
+        want += e->o.config->n_eos + e->s.running[i]->r->n_stop_ids +
+                (e->s.running[i]->mask ? e->o.config->vocab_size : 0);
     if (want <= e->cap_barred) return true;
     mem_free(e->barred);
     e->cap_barred = 0;
@@ -104,6 +106,7 @@ static void lay_out(struct engine *e, struct step *st, struct seq *q, int32_t *n
                                       .position = (uint64_t)q->n_ids,
                                       .barred = e->barred + *n_barred};
             in.n_barred = output_barred(q, e->o.config, e->barred + *n_barred);
+            in.n_barred += constrain_barred(q, e->o.config, e->barred + *n_barred + in.n_barred);
             *n_barred += in.n_barred;
             add_row(e, st, t, in, -1);
         }
@@ -230,6 +233,17 @@ static void end_without_memory(struct engine *e)
             engine_finish(e, e->s.running[i], FINISH_ABORT, 503, "out of memory");
 }
 
+/* Masks of those that may draw a token in this step; who has none ends. */
+static void constrain_all(struct engine *e)
+{
+    for (int32_t i = e->s.n_running - 1; i >= 0; i--) {
+        struct seq *q = e->s.running[i];
+        struct err err = {0};
+        if (constrain_step(q, e->o.config, &err) != OK)
+            engine_finish(e, q, FINISH_ABORT, err_http(err.code), err.msg);
+    }
+}
+
 bool step_run(struct engine *e)
 {
     struct sched *s = &e->s;
@@ -240,6 +254,8 @@ bool step_run(struct engine *e)
         (void)admit(e);
         if (s->n_running == 0) return true;
     }
+    constrain_all(e);
+    if (s->n_running == 0) return true;
     if (!reserve_barred(e)) {
         engine_finish(e, sched_youngest(s), FINISH_ABORT, 503, "out of memory");
         return true;

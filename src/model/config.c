@@ -389,3 +389,9 @@ err_t config_same_forward(const struct config *resident, const struct config *ne
     }
     return OK;
 }
+
+void config_no_defaults(struct config *c)
+{
+    c->gen_temperature = c->gen_top_p = c->gen_min_p = c->gen_repetition_penalty = NAN;
+    c->gen_top_k = -1;
+}

@@ -39,6 +39,8 @@ struct config {
 
 err_t config_load(struct config *c, const char *dir, struct err *e) MUST_USE;
 err_t config_parse(struct config *c, const char *json, size_t n, struct err *e) MUST_USE;
+/* As if generation_config.json said nothing of sampling. */
+void config_no_defaults(struct config *c);
 /* ERR_STATE naming the first field that changes the forward and differs ("rope_theta: 1e6 -> 5e5").
  */
 err_t config_same_forward(const struct config *resident, const struct config *next,

@@ -1,5 +1,6 @@
 /* gen.c - what the generating routes share: prompts, submission, streaming. */
 #include "base/mem.h"
+#include "server/chat_parse.h"
 #include "server/internal.h"
 #include "server/record.h"
 #include <stdio.h>
@@ -28,6 +29,7 @@ struct request *gen_add(struct xchg *x, const json_t *params, enum sampling_api 
     }
     r->stream_interval = x->s->o.stream_interval;
     err_t rc = sampling_parse(params, api, x->s->o.config, r, &n, e);
+    if (!rc) rc = constraint_parse(x, params, api, sample, r, e);
     if (!rc && !x->slots) rc = make_slots(x, n, e);
     if (!rc && n != x->n_samples)
         rc = err_set(e, ERR_INPUT, "n: %d is not allowed; all prompts must share n", n);
@@ -100,6 +102,7 @@ void slot_release(struct slot *sl)
     if (sl->counted && o->log_requests) request_log(sl->x, sl->r);
     if (sl->counted && o->record) record_out(o->record, sl->x->id, sl->index, sl->r, gen_reason(sl->r));
     request_unref(sl->r);
+    chat_parser_free(sl->parser);
     buf_release(&sl->experts);
     buf_release(&sl->json.text);
     buf_release(&sl->json.ids);

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "engine/updates.h"
 #include "server/internal.h"
+#include "text/grammar.h"
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <signal.h>
@@ -26,6 +27,7 @@ static void xchg_free(struct xchg *x)
     for (int32_t i = 0; i < x->n_slots; i++) slot_release(&x->slots[i]);
     mem_free(x->slots);
     mem_free(x->model);
+    grammar_unref(x->tool_grammar);
     buf_release(&x->body);
     buf_release(&x->out);
     pthread_mutex_destroy(&x->m);
@@ -225,7 +227,7 @@ static enum MHD_Result send_reply(struct xchg *x)
         MHD_add_response_header(r, "Cache-Control", "no-cache");
         MHD_add_response_header(r, "X-Accel-Buffering", "no");
     }
-    if (x->status == 503) MHD_add_response_header(r, "Retry-After", "1");
+    if (x->status == 503 || x->status == 429) MHD_add_response_header(r, "Retry-After", "1");
     enum MHD_Result rc = MHD_queue_response(x->c, (unsigned)x->status, r);
     MHD_destroy_response(r);
     return rc;
@@ -430,6 +432,7 @@ err_t server_start(struct server **out, const struct server_options *o, struct e
     if (!s->o.max_body_bytes) s->o.max_body_bytes = (size_t)64 << 20;
     signal(SIGPIPE, SIG_IGN);
     pthread_mutex_init(&s->m, NULL);
+    pthread_mutex_init(&s->grammars.m, NULL);
     s->n_watch = raise_files();
     s->watch = mem_alloc((size_t)s->n_watch * sizeof *s->watch);
     s->started = time(NULL);
@@ -471,6 +474,8 @@ void server_set_model(struct server *s, const struct server_options *o)
     s->o.bos_id = o->bos_id;
     s->o.add_bos = o->add_bos;
     s->o.context_len = o->context_len;
+    s->o.tool_format = o->tool_format;
+    s->o.reasoning_format = o->reasoning_format;
 }
 
 void server_ready(struct server *s, struct engine *engine)
@@ -548,6 +553,7 @@ bool server_stop(struct server *s)
     close(s->epoll_fd);
     close(s->stop_fd);
     mem_free(s->watch);
+    constraint_release(s);
     json_decref(s->preferred);
     pthread_mutex_destroy(&s->m);
     mem_free(s);

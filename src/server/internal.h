@@ -20,6 +20,10 @@
 #include <stdatomic.h>
 
 struct xchg;
+struct chat_parser;
+struct grammar;
+struct grammar_spec;
+struct token_trie;
 enum { M_GET = 1, M_POST = 2, M_PUT = 4 };
 enum where { RUN_INLINE, RUN_WORKER, RUN_THREAD }; /* THREAD: may block for long */
 
@@ -55,6 +59,7 @@ struct slot {
     size_t sent_text;
     bool counted, role_sent, finished;
     struct slot_json json;
+    struct chat_parser *parser; /* /v1/chat/completions; made when first needed */
     struct buf experts; /* of a stream's ended request, in base64: made by a worker, since it may be large */
     bool to_encode;     /* guarded by x->m */
     _Atomic bool encoded;
@@ -90,12 +95,31 @@ struct xchg {
     int32_t n_slots;
     bool list, stream, incremental, return_text, return_prompt, include_usage, echo, chat, failed;
     bool stream_end;
+    /* OpenAI routes */
+    bool return_meta, return_prompt_ids, each_usage, separate, think_inside;
+    const struct tool_format *tools;       /* calls that are looked for; NULL: none */
+    const struct reasoning_format *think;  /* NULL: none is expected */
+    const char *think_end;                 /* a grammar begins after it; NULL: at once */
+    struct grammar *tool_grammar;          /* owned; tool_choice demands a call */
     int n_prompts, n_samples;
     char *model;
     int64_t created;
     void (*build)(struct xchg *x);                  /* the whole reply */
     void (*frame)(struct xchg *x, struct slot *sl); /* what is new, as SSE, into x->out */
     void (*last)(struct xchg *x);                   /* before [DONE] */
+};
+
+/* Compiled grammars, the last used (constraint.c). */
+#define GRAMMARS_KEPT 16
+struct grammars {
+    pthread_mutex_t m;
+    struct token_trie *trie; /* when first needed */
+    struct kept_grammar {
+        char *key;
+        struct grammar *g;
+        uint64_t used;
+    } kept[GRAMMARS_KEPT];
+    uint64_t clock;
 };
 
 /* A queue of exchanges and who works on it. */
@@ -127,6 +151,7 @@ struct server {
     struct metrics metrics;
     char profile_dir[1024]; /* of the running profile; guarded by m */
     int64_t started;
+    struct grammars grammars;
 };
 
 /* reply.c */
@@ -169,6 +194,15 @@ void gen_pull(struct xchg *x);   /* new frames of a stream into x->out */
 void slot_release(struct slot *sl);
 const char *gen_reason(const struct request *r);
 
+/* constraint.c: what the output must be */
+/* regex, json_schema and response_format of a request's parameters; a sample after the first has what the first
+ * has.  x->tool_grammar, when set, is the one that counts. */
+err_t constraint_parse(struct xchg *x, const json_t *params, enum sampling_api api, int sample, struct request *r,
+                       struct err *e) MUST_USE;
+/* A compiled grammar with a reference for the caller; `key` names the spec and is taken. */
+err_t constraint_grammar(struct server *s, char *key, const struct grammar_spec *spec, struct grammar **out,
+                         struct err *e) MUST_USE;
+void constraint_release(struct server *s);
 /* reqlog.c */
 void request_log(const struct xchg *x, const struct request *r);
 
@@ -190,7 +224,7 @@ void native_meta(struct xchg *x, struct slot *sl);
 /* api_tokens.c */
 void api_tokenize(struct xchg *x, const json_t *b);
 void api_detokenize(struct xchg *x, const json_t *b);
-/* api_openai.c: messages through the chat template. */
+/* chat_render.c: messages through the chat template, with their tools. */
 err_t openai_messages(struct xchg *x, const json_t *b, struct buf *text, struct err *e) MUST_USE;
 /* api_info.c */
 bool waiting_for_update(struct server *s); /* --ready-after-update, and none has succeeded */

@@ -39,11 +39,12 @@ static const char *const others[] = {
     "custom_params",
     "stream_interval",
     "stop_regex",
+    "json_schema", /* constraint.c */
+    "regex",
 };
 /* Known to clients, change the result, not served. */
-static const char *const refused[] = {
-    "json_schema", "regex",           "ebnf",      "structural_tag",
-    "response_format", "lora_path", "custom_logit_processor"};
+static const char *const refused[] = {"ebnf", "structural_tag", "lora_path",
+                                      "custom_logit_processor"};
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
 static size_t distance(const char *a, const char *b)

@@ -19,6 +19,8 @@
 #include "text/tokenizer.h"
 
 struct server;
+struct tool_format;
+struct reasoning_format;
 struct record;
 
 struct server_options {
@@ -50,6 +52,9 @@ struct server_options {
     enum in_flight update_in_flight; /* of updates that do not say */
     double update_drain_s;      /* the same; 0: no limit */
     bool ready_after_update;    /* generation and health answer 503 until an update has succeeded */
+    bool cache_report;          /* usage tells cached tokens */
+    const struct tool_format *tool_format;           /* chat_parse.h; NULL: tool calls stay text */
+    const struct reasoning_format *reasoning_format; /* NULL: reasoning stays text */
 };
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e) MUST_USE;

@@ -20,7 +20,7 @@ BAD_SAMPLING = [  # C35, C37, C45, C47
     '{"logit_bias": {"5": null}}', '{"logit_bias": {"2147483648": 1}}', '{"logit_bias": {"191222": 1}}',
     '{"logit_bias": {"5": NaN}}', '{"logit_bias": {"5": "1"}}', '{"logit_bias": {"": 1}}', '{"logit_bias": {" 5": 1}}',
     '{"logit_bias": {"+5": 1}}', '{"logit_bias": {"5": 1e31}}', '{"logit_bias": [5]}', '{"temprature": 1}',
-    '{"regex": "a+"}', '{"json_schema": "{}"}',
+    '{"regex": "a+)"}', '{"json_schema": "{\\"not\\": {}}"}', '{"ebnf": "x"}',
 ]
 BAD_INPUT = [  # C39, C53
     '{"input_ids": [-1]}', '{"input_ids": [2048]}', '{"input_ids": [200000]}', '{"input_ids": [1.5]}',

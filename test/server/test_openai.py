@@ -50,7 +50,7 @@ def test_extras():
         said = [{"role": "user", "content": "x"}]
         chat = {"messages": said, "max_tokens": 1}
         for path, body in (("/v1/completions", ask), ("/v1/chat/completions", chat)):
-            assert s.post(path, body)[1]["metadata"] == {"weight_version": "default"}
+            assert s.post(path, body)[1]["metadata"] == {"weight_version": "default", "weight_versions": [["default", 1]]}
             r = s.post(path, {**body, "rid": "my-id"})[1]
             assert r["id"] == "my-id", r
             assert [c["index"] for c in s.post(path, {**body, "rid": "my-id", "n": 3})[1]["choices"]] == [0, 1, 2]

@@ -51,7 +51,7 @@ static void test_sampling_table(void **state)
         {"{\"sampling_seed\":9223372036854775808}", false, ""},
         {"{\"min_new_tokens\":9,\"max_new_tokens\":8}", false, "min_new_tokens"},
         {"{\"max_new_tokens\":null}", true, ""},
-        {"{\"json_schema\":\"{}\"}", false, "json_schema"},
+        {"{\"ebnf\":\"{}\"}", false, "ebnf"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
