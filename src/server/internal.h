@@ -43,6 +43,7 @@ struct route {
     void (*handle)(struct xchg *x, const json_t *body);
 };
 const struct route *route_find(const char *path);
+const struct route *route_at(size_t i); /* NULL after the last */
 
 /* What /generate has written of a request, in pieces that only grow: a cumulative stream sends them whole with
  * every frame, but each token is put into JSON once. */

@@ -34,6 +34,7 @@ MODULES = (
     "test_staging",
     "test_operators",
     "test_page",
+    "test_openapi",
 )
 for module in MODULES:
     m = importlib.import_module(module)
