@@ -178,5 +178,7 @@ void api_flush(struct xchg *x, const json_t *b);
 void api_abort_request(struct xchg *x, const json_t *b);
 /* api_update.c */
 void api_update_from_disk(struct xchg *x, const json_t *b);
+/* api_pull.c */
+void api_pull_weights(struct xchg *x, const json_t *b);
 
 #endif

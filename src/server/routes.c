@@ -32,6 +32,7 @@ static const struct route routes[] = {
     {"/flush_cache", M_GET | M_POST, RUN_THREAD, 0, api_flush},
     {"/abort_request", M_POST, RUN_WORKER, 0, api_abort_request},
     {"/update_weights_from_disk", M_POST, RUN_THREAD, 0, api_update_from_disk},
+    {"/pull_weights", M_POST, RUN_THREAD, 0, api_pull_weights},
     {"/generate", M_POST | M_PUT, RUN_WORKER, ROUTE_LATER, api_generate},
     {"/v1/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER, api_completions},
     {"/v1/chat/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER, api_chat},

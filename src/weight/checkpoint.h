@@ -16,6 +16,9 @@
 
 #include "weight/safetensors.h"
 
+#define CHECKPOINT_INDEX     "model.safetensors.index.json"
+#define CHECKPOINT_INDEX_MAX ((size_t)256 << 20)
+
 struct checkpoint {
     char *dir;
     size_t n_files;
