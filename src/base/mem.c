@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static atomic_long fault_in; /* 0: off; n: the n-th mem_try fails */
 
@@ -54,6 +55,20 @@ void *mem_retry(void *p, size_t old_bytes, size_t new_bytes)
     if (p) memcpy(q, p, old_bytes < new_bytes ? old_bytes : new_bytes);
     free(p);
     return q;
+}
+
+void *mem_try_pages(size_t bytes)
+{
+    if (fault_now() || bytes > PTRDIFF_MAX) return NULL;
+    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    (void)madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
+void mem_free_pages(void *p, size_t bytes)
+{
+    if (p) CHECK(munmap(p, bytes ? bytes : 1) == 0);
 }
 
 char *mem_dup_n(const char *s, size_t n)

@@ -66,6 +66,8 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .no_prefix_cache = a->no_prefix_cache,
         .retract_every = a->retract_every,
         .watchdog_s = a->watchdog_s,
+        .update_staging = a->update_staging,
+        .loader_threads = a->loader_threads,
         .progress = show_progress,
         .ctx = s,
     };
@@ -183,6 +185,9 @@ static int run(const struct serve_args *a, struct err *e)
     err_t rc = bring_up(&s, &l, &lo, a, e);
     if (rc == OK) {
         log_line(LOG_INFO, "kernels: %s, %d threads", model_isa(l.model), l.n_threads);
+        if (l.staging == STAGING_OFF)
+            log_line(LOG_WARN, "updates are in place: each reads its folder twice, and stops serving for the second "
+                     "time (reading took %.2f s at start)", l.read_s);
         log_line(LOG_INFO, "ready in %.2f s", clock_s() - t0);
         int sig = 0;
         sigwait(&set, &sig);

@@ -10,7 +10,9 @@
 #include "engine/engine.h"
 #include "engine/output.h"
 #include "engine/sched.h"
+#include "engine/updates.h"
 #include "weight/update.h"
+#include <limits.h>
 
 #define RID_BUCKETS 4096
 
@@ -47,6 +49,20 @@ struct rid_entry {
     struct request *r;
 };
 
+/* Under the lock, but for what belongs to the call that holds the state (updates.c). */
+struct updates {
+    enum update_state state;
+    int64_t since;
+    struct update_progress progress;
+    struct update_record now, done[UPDATE_RECORDS]; /* a ring */
+    uint64_t n_done;
+    /* the call's: what is staged, where it came from and how closely it was looked at */
+    struct update *staged;
+    struct update_result result;
+    char real[PATH_MAX], manifest[PATH_MAX], stamp[DIGEST_HEX];
+    bool any_bf16;
+};
+
 struct engine {
     struct engine_options o;
     pthread_t thread, dog;
@@ -58,7 +74,9 @@ struct engine {
     struct rid_entry *rids[RID_BUCKETS];
     int32_t in_flight; /* submitted and not ended */
     int32_t blocking;  /* callers inside a blocking call */
-    bool updating, stopping, ended;
+    bool stopping, ended;
+    bool no_weights; /* written by the engine thread */
+    struct updates updates;
     int64_t stop_at; /* clock_ns: when a stopping engine aborts what is left */
     char *weight_version, *model_path;
     struct engine_stats stats;
@@ -92,6 +110,7 @@ void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, cons
 err_t engine_call(struct engine *e, struct msg *m, struct err *err);
 void engine_answer(struct engine *e, struct msg *m, err_t rc, const char *text);
 void engine_abort_where(struct engine *e, const char *prefix, const struct request *one);
+void engine_fail_all(struct engine *e, int status, const char *message);
 void rid_add(struct engine *e, struct rid_entry *x);        /* lock held */
 bool rid_known(const struct engine *e, const char *rid);    /* lock held */
 void rid_remove(struct engine *e, const struct request *r); /* lock held */
@@ -99,8 +118,17 @@ void rid_remove(struct engine *e, const struct request *r); /* lock held */
 err_t step_buffers(struct engine *e, struct err *err);
 void step_release(struct engine *e);
 bool step_run(struct engine *e); /* false: nothing to do */
-/* weights.c */
-void weights_commit(struct engine *e, struct msg *m);
+/* updates.c */
+void updates_commit(struct engine *e, struct msg *m); /* engine thread, nothing running */
+void updates_refuse_work(struct engine *e);           /* engine thread: answers all if there are no weights */
+err_t updates_check_weights(const struct engine *e, struct err *err) MUST_USE; /* lock held */
+void updates_release(struct engine *e);
+/* updates_record.c */
+void record_begin(struct engine *e, const char *source, const struct update_options *o);
+void record_staged(struct engine *e, const struct update_result *res);
+void record_committed(struct engine *e, const struct update_result *res,
+                      const struct update_options *o);
+void record_end(struct engine *e, const char *outcome, const char *error);
 /* watchdog.c */
 void *watchdog_main(void *arg);
 

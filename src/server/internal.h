@@ -63,6 +63,7 @@ struct xchg {
     _Atomic int refs;
     struct buf body;
     char id[64];
+    char caller[64]; /* address of the client; RUN_THREAD */
     char path[1100]; /* /v1/models/{id} has a model's path in it */
     bool too_big, started, big;
     int fd;
@@ -180,5 +181,9 @@ void api_abort_request(struct xchg *x, const json_t *b);
 void api_update_from_disk(struct xchg *x, const json_t *b);
 /* api_pull.c */
 void api_pull_weights(struct xchg *x, const json_t *b);
+void api_stage_from_disk(struct xchg *x, const json_t *b);
+void api_commit_weights(struct xchg *x, const json_t *b);
+void api_discard_weights(struct xchg *x, const json_t *b);
+void api_update_status(struct xchg *x, const json_t *b);
 
 #endif

@@ -14,6 +14,7 @@
 #ifndef WEIGHT_CHECKPOINT_H
 #define WEIGHT_CHECKPOINT_H
 
+#include "base/digest.h"
 #include "weight/safetensors.h"
 
 #define CHECKPOINT_INDEX     "model.safetensors.index.json"
@@ -33,6 +34,8 @@ struct checkpoint {
 err_t checkpoint_find(char **dir, const char *model, struct err *e) MUST_USE; /* caller frees */
 err_t checkpoint_open(struct checkpoint *c, const char *dir, struct err *e) MUST_USE;
 void checkpoint_close(struct checkpoint *c);
+/* Of the names, sizes, times and inodes of a folder's files: while it is the same, nothing there has changed. */
+err_t checkpoint_stamp(char stamp[DIGEST_HEX], const char *dir, struct err *e) MUST_USE;
 const struct checkpoint_entry *checkpoint_get(const struct checkpoint *c, const char *name);
 
 #endif

@@ -346,7 +346,7 @@ const char *st_metadata(const struct st_file *f, const char *key)
     return json_string_value(json_object_get(f->metadata, key));
 }
 
-static err_t check_unchanged(const struct st_file *f, struct err *e)
+err_t st_unchanged(const struct st_file *f, struct err *e)
 {
     struct stat st;
     if (fstat(f->fd, &st) != 0) return err_set(e, ERR_IO, "%s: %s", f->path, strerror(errno));
@@ -362,5 +362,5 @@ err_t st_read(const struct st_file *f, const struct st_tensor *t, uint64_t offse
     CHECK(offset <= t->bytes && bytes <= t->bytes - offset);
     err_t rc = file_pread(f->fd, to, bytes, t->offset + offset, f->path, e);
     if (rc != OK) return err_wrap(e, rc, "tensor %s", t->name);
-    return check_unchanged(f, e); /* after the read: what came before it is then known too */
+    return st_unchanged(f, e); /* after the read: what came before it is then known too */
 }

@@ -70,6 +70,8 @@ err_t st_open(struct st_file *f, const char *path, struct err *e) MUST_USE;
 void st_close(struct st_file *f);
 /* A string of __metadata__, owned by the file; NULL: absent. */
 const char *st_metadata(const struct st_file *f, const char *key);
+/* ERR_IO if size or mtime are no longer those of st_open. */
+err_t st_unchanged(const struct st_file *f, struct err *e) MUST_USE;
 /* Part of a tensor: `bytes` bytes from `offset` within it. */
 err_t st_read(const struct st_file *f, const struct st_tensor *t, uint64_t offset, void *to,
               size_t bytes, struct err *e) MUST_USE;

@@ -202,6 +202,13 @@ void store_swap(struct store *s, void **a)
     s->epoch++;
 }
 
+void *store_reopen(struct store *s)
+{
+    CHECK(s->arena);
+    s->epoch++;
+    return s->arena;
+}
+
 err_t store_check(const struct store *s, struct err *e)
 {
     return s->memory.ops->check(s->memory.ctx, e);

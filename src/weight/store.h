@@ -59,6 +59,8 @@ void store_put(const struct store *s, void *arena, size_t slot, part_t part, siz
 void store_get_from(const struct store *s, const void *arena, void *canon, size_t slot, part_t part,
                     size_t row0, size_t n);
 void store_swap(struct store *s, void **a);
+/* For an update in place: the resident arena, which counts as another generation from here on. */
+void *store_reopen(struct store *s);
 /* Canonical rows of a resident part. */
 void store_get(const struct store *s, void *canon, size_t slot, part_t part, size_t row0, size_t n);
 /* OK, or the first failure of the memory (backend/memory.h, check). */

@@ -18,14 +18,13 @@ static bool slot_bytes(size_t *out, const struct resident *r)
 static void *arena_alloc(void *ctx, size_t bytes)
 {
     (void)ctx;
-    return mem_try(bytes);
+    return mem_try_pages(bytes);
 }
 
 static void arena_free(void *ctx, void *arena, size_t bytes)
 {
     (void)ctx;
-    (void)bytes;
-    mem_free(arena);
+    mem_free_pages(arena, bytes);
 }
 
 static void put(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
