@@ -93,6 +93,10 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .incremental_streaming = a->incremental,
         .max_body_bytes = (size_t)a->max_body,
         .max_running = (int)a->max_running,
+        .dtype = a->dtype,
+        .load_format = a->load_format,
+        .kv_cache_dtype = a->kv_dtype,
+        .quantization = a->quantization,
     };
 }
 
@@ -152,6 +156,21 @@ static void tell_numerics(const struct loaded *l, const struct numerics *n)
     buf_release(&b);
 }
 
+/* A key that a flag sets would only hide what runs; the address is the exception: clients may know us by another. */
+static err_t info_from(struct server_info **out, const struct serve_args *a, struct err *e)
+{
+    for (size_t i = 0; i < a->server_info.n; i++)
+        for (size_t k = 0; k < serve_command.n_opts; k++) {
+            const struct opt *o = &serve_command.opts[k];
+            const char *key = a->server_info.v[i], *name = o->name;
+            if (o->cls != OPT_HONOURED || strcmp(name, "host") == 0 || strcmp(name, "port") == 0) continue;
+            while (*name && *key == (*name == '-' ? '_' : *name)) key++, name++;
+            if (*name == 0 && *key == '=')
+                return err_set(e, ERR_INPUT, "--server-info %.100s: give --%s", a->server_info.v[i], o->name);
+        }
+    return server_info_new(out, a->server_info.v, a->server_info.n, e);
+}
+
 static err_t bring_up(struct start *s, struct loaded *l, const struct load_options *lo,
                       const struct serve_args *a, struct err *e)
 {
@@ -179,7 +198,13 @@ static int run(const struct serve_args *a, struct err *e)
     struct loaded l = {.bos_id = -1};
     struct server_options so = server_from(a, &l);
     so.config = NULL;
-    if (server_start(&s.server, &so, e) != OK) return 1;
+    struct server_info *info = NULL;
+    if (info_from(&info, a, e) != OK) return 2;
+    so.info = info;
+    if (server_start(&s.server, &so, e) != OK) {
+        server_info_free(info);
+        return 1;
+    }
     log_line(LOG_INFO, "listening on http://%s:%d", a->host, server_port(s.server));
     struct load_options lo = load_from(a, &s);
     err_t rc = bring_up(&s, &l, &lo, a, e);
@@ -199,6 +224,7 @@ static int run(const struct serve_args *a, struct err *e)
     if (!server_stop(s.server)) _exit(rc == OK ? 0 : 1);
     if (l.engine) engine_stop(l.engine, 0);
     load_release(&l);
+    server_info_free(info);
     return rc == OK ? 0 : 1;
 }
 

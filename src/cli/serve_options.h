@@ -14,6 +14,7 @@ struct serve_args {
     double mem_fraction, watchdog_s, drain_s;
     bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
     bool deterministic, metrics;
+    struct opt_strings server_info; /* KEY=VALUE */
     struct numerics numerics; /* from moe_backend and act_format */
 };
 

@@ -19,6 +19,7 @@
 #include "text/tokenizer.h"
 
 struct server;
+struct server_info;
 
 struct server_options {
     const char *host;              /* address or name to bind; NULL: 127.0.0.1 */
@@ -35,8 +36,15 @@ struct server_options {
     size_t max_body_bytes;      /* 0: 64 MiB */
     const char *api_key;        /* NULL: none asked */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
-    int max_running;            /* told in /server_info only */
+    int max_running;            /* this and what follows: told in /server_info only */
+    const char *dtype, *load_format, *kv_cache_dtype, *quantization; /* as asked for; NULL: null */
+    const struct server_info *info;                                  /* NULL: nothing is told otherwise */
 };
+
+/* KEY=VALUE pairs that /server_info tells: in place of what it would say of ranks and addresses, or besides.  VALUE is
+ * JSON, or else a string.  ERR_INPUT: no such pair, a key twice, or one that is a fact of the server. */
+err_t server_info_new(struct server_info **out, const char *const *pairs, size_t n, struct err *e) MUST_USE;
+void server_info_free(struct server_info *s);
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e) MUST_USE;
 int server_port(const struct server *s);

@@ -80,7 +80,8 @@ class Trainer:
             self.pause({"mode": mode})
             if mode != "in_place":
                 self.flush()
-        self.update(self.local, version)
+        r = self.update(self.local, version)
+        assert r["was_staged"] is True and r["epoch"] > 0, r  # the pull has read and checked it
         if self.pauses:
             self.resume()
 
@@ -268,3 +269,38 @@ def test_engines_of_one_host():
         for t in both:
             t.update(t.local, 1)
         assert signature(a) == signature(b)
+
+
+def compare(s, wanted):
+    """As both trainers do: equal values, so equal types in Python's sense; False is not None."""
+    for path in ("/server_info", "/get_server_info"):
+        info = s.get(path)[1]
+        for name, value in wanted.items():
+            assert name in info and info[name] == value and type(info[name]) is type(value), (path, name, value, info.get(name))
+    return info
+
+
+def test_external_engine_fields():
+    """What Miles compares one by one and slime reads before they use an engine that they did not start."""
+    with Server(EARLY) as s:
+        compare(s, {"host": "127.0.0.1", "port": s.port, "nnodes": 1, "node_rank": 0, "base_gpu_id": 0, "gpu_id_step": 1,
+                    "tp_size": 1, "dp_size": 1, "pp_size": 1, "ep_size": 1, "enable_memory_saver": False,
+                    "enable_return_routed_experts": False, "moe_dp_size": 1, "disaggregation_mode": "null",
+                    "encoder_only": False, "dtype": "auto", "load_format": "auto", "model_path": EARLY,
+                    "served_model_name": EARLY, "status": "ready"})
+    told = ["host=10.1.2.3", "port=31000", "tp_size=8", "ep_size=8", "base_gpu_id=4", "nnodes=2", "dist_init_addr=null",
+            "num_gpus=8", "note=x=y", 'list=[1,"a"]', "empty="]
+    with Server(EARLY, *[a for t in told for a in ("--server-info", t)]) as s:
+        info = compare(s, {"host": "10.1.2.3", "port": 31000, "tp_size": 8, "ep_size": 8, "base_gpu_id": 4, "nnodes": 2,
+                           "num_gpus": 8, "note": "x=y", "list": [1, "a"], "empty": "", "pp_size": 1, "node_rank": 0})
+        assert info["dist_init_addr"] is None
+    for pair, says in (("model_path=/x", "model_path"), ("max_running_requests=9", "max-running-requests"),
+                       ("enable_memory_saver=true", "fact"), ("enable_return_routed_experts=true", "fact"),
+                       ("weight_version=9", "weight-version"), ("page_size=1", "page-size"), ("epoch=5", "fact"), ("api_key=x", "api-key"),
+                       ("tp_size", "KEY=VALUE"), ("=1", "KEY=VALUE"), ("Tp=1", "KEY=VALUE"), ('a"b=1', "KEY=VALUE")):
+        p = subprocess.run([MOULT, "serve", "--model-path", EARLY, "--port", "0", "--server-info", pair],
+                           capture_output=True, text=True, timeout=60)
+        assert p.returncode == 2 and "--server-info" in p.stderr and says in p.stderr, (pair, p.returncode, p.stderr)
+    p = subprocess.run([MOULT, "serve", "--model-path", EARLY, "--port", "0", "--server-info", "tp_size=2", "--server-info",
+                        "tp_size=4"], capture_output=True, text=True, timeout=60)
+    assert p.returncode == 2 and "twice" in p.stderr, p.stderr
