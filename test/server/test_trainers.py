@@ -92,6 +92,8 @@ class Trainer:
             self.pull(version)
         if self.pauses:
             self.pause({})
+        else:
+            self.s.idle(300)
         self.flush()
         self.update(self.local if local else folder, version)
         assert self.version() == str(version)
@@ -134,7 +136,7 @@ def test_miles_deltas():
             out = {}
             busy = threading.Thread(target=lambda: out.update(s.generate([5, 6, 7], 300, ignore_eos=True)))
             busy.start()
-            t.miles_delta(part)
+            t.miles_delta(part, "in_place" if part == 2 else "retract")
             busy.join()
             assert len(out["output_ids"]) == 300 and out["meta_info"]["finish_reason"]["type"] == "length", out["meta_info"]
             same_bytes(t.local, pub.now)
@@ -152,6 +154,8 @@ def test_miles_deltas():
         t.miles_delta(2)
         whole = deltas.with_tensors(EARLY, root + "/whole", mixed(old, new, 1))
         same_bytes(t.local, deltas.tensors(whole))
+        shutil.rmtree(t.local)
+        shutil.rmtree(t.source)
         assert signature(s) == fresh_signature(whole)
 
 
@@ -165,7 +169,14 @@ def test_slime_full():
         t.pauses = not absent(s, "/pause_generation", "/continue_generation")
         before = signature(s)
         pub.whole(FINAL)
+        out = {}
+        busy = threading.Thread(target=lambda: out.update(s.generate([5, 6, 7], 2000, ignore_eos=True)))
+        busy.start()
+        while s.loads()["num_running_reqs"] == 0:
+            time.sleep(0.01)
         t.slime_disk(1, local=False)
+        busy.join()
+        assert out["meta_info"]["finish_reason"]["type"] == ("abort" if t.pauses else "length"), out["meta_info"]
         after = signature(s)
         assert after == fresh_signature(FINAL) and after != before
         pub.whole(EARLY)
