@@ -36,6 +36,9 @@ struct server_options {
     size_t max_body_bytes;      /* 0: 64 MiB */
     const char *api_key;        /* NULL: none asked */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
+    enum in_flight update_in_flight; /* of updates that do not say */
+    double update_drain_s;      /* the same; 0: no limit */
+    bool ready_after_update;    /* generation and health answer 503 until an update has succeeded */
     int max_running;            /* this and what follows: told in /server_info only */
     const char *dtype, *load_format, *kv_cache_dtype, *quantization; /* as asked for; NULL: null */
     const struct server_info *info;                                  /* NULL: nothing is told otherwise */

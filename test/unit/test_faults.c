@@ -1,7 +1,7 @@
 /*
  * Faults at every read, allocation and state of an update, seeded: afterwards the engine answers bit for bit as
  * before, or, after success, as a fresh one; an update in place that was ruined says so until the next.  Nothing
- * leaks.  MOULT_FAULTS runs (60), MOULT_SEED (1); bench/results/update-faults.txt has 2,000.
+ * leaks.  MOULT_FAULTS runs (100), MOULT_SEED (1); bench/results/update-faults.txt has 2,000.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,6 +20,11 @@
 #include <stdlib.h>
 
 enum { N_TOKENS = 8, N_MODELS = 2 };
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { DEFAULT_RUNS = 30 };
+#else
+enum { DEFAULT_RUNS = 100 };
+#endif
 
 /* What the folder, or the call, suffers while an update is open. */
 static struct {
@@ -249,11 +254,11 @@ static void one_run(struct world *w, long run)
     run_command("rm -rf %s && cp -r %s/%d %s", here.next, here.root, target, here.next);
     const struct update_options o = {
         .weight_version = version, .loader_threads = 1 + (int)any(3), .any_bf16 = any(8) == 0};
+    struct request *beside = make(7, 20, N_TOKENS);
     if (faults[f].allocation)
         (void)mem_fault_at(at);
     else
         io_arm(faults[f].fault, at, faults[f].hook);
-    struct request *beside = make(7, 20, N_TOKENS);
     struct err err = {0};
     bool in = engine_submit(w->g.e, beside, &err) == OK;
     err_t rc = update(w->g.e, way, &o);
@@ -291,7 +296,7 @@ static long from_environment(const char *name, long otherwise)
 static void faulty_updates(bool in_place)
 {
     struct world w = {.in_place = in_place};
-    long n = from_environment("MOULT_FAULTS", 60) / 2, seed = from_environment("MOULT_SEED", 1);
+    long n = from_environment("MOULT_FAULTS", DEFAULT_RUNS) / 2, seed = from_environment("MOULT_SEED", 1);
     random_state = (uint64_t)seed * 0x9e3779b97f4a7c15u + in_place;
     strcpy(here.root, "/tmp/moult-faults-XXXXXX");
     assert_non_null(mkdtemp(here.root));
