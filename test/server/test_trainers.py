@@ -282,6 +282,41 @@ def test_engines_of_one_host():
         assert signature(a) == signature(b)
 
 
+def test_pull_beside_updates():
+    """What is staged by others stays and the pull tells; what an earlier pull staged is replaced; 0 drops it."""
+    if not deltas:
+        return
+    with tempfile.TemporaryDirectory() as root, Server(EARLY) as s:
+        def state():
+            return s.get("/weight_update_status")[1]["state"]
+        pub = deltas.Publisher(root + "/source", EARLY)
+        old, new = pub.now.copy(), deltas.tensors(FINAL)
+        t = Trainer(s, pub.source, root + "/local")
+        before = signature(s)
+        r = t.pull(0)
+        assert r["staged"] is False and "version 0" in r["not_staged"] and state() == "idle", r
+        pub.delta(mixed(old, new, 1))
+        assert s.post("/stage_weights_from_disk", {"model_path": FINAL})[0] == 200
+        r = t.pull(1)
+        assert r["staged"] is False and FINAL in r["not_staged"], r
+        same_bytes(t.local, pub.now)
+        assert s.post("/commit_weights", {"model_path": FINAL})[0] == 200  # theirs is whole
+        want = signature(s)
+        r = t.pull(1)
+        assert r["staged"] is True and r["deltas"] == 0 and state() == "staged", r
+        pub.delta(new)
+        r = t.pull(2)
+        assert r["staged"] is True and r["deltas"] == 1, r
+        assert t.update(t.local, 2)["was_staged"] is True
+        assert signature(s) == want != before
+        pub.delta(old)
+        assert t.pull(3)["staged"] is True
+        t.pull(0)
+        assert state() == "idle"
+        outcomes = [u["outcome"] for u in s.get("/weight_update_status")[1]["updates"]]
+        assert outcomes == ["discarded", "committed", "discarded", "committed"], outcomes
+
+
 def compare(s, wanted):
     """As both trainers do: equal values, so equal types in Python's sense; False is not None."""
     for path in ("/server_info", "/get_server_info"):
