@@ -25,6 +25,7 @@ struct layer {
     struct matrix gate[EXPERTS], up[EXPERTS], down[EXPERTS];
     uint8_t *memory;
     size_t expert_bytes;
+    struct fixed *fixed_x, *fixed_h; /* x and h, for 4-bit formats */
     float *x, *h, *y, *out; /* [tokens][HIDDEN], [rows][INNER], [rows][HIDDEN], [tokens][HIDDEN] */
     int32_t *src, *row_of;  /* token of a row; row of (token, k) */
     int32_t first[EXPERTS + 1], active[EXPERTS], n_active;
@@ -115,13 +116,32 @@ static void route(struct layer *l, int tokens)
         }
 }
 
+static void fix_x(void *arg, int i)
+{
+    const struct layer *l = arg;
+    fixed_row(l->fixed_x + (size_t)i * fixed_blocks(HIDDEN), l->x + (size_t)i * HIDDEN, HIDDEN);
+}
+
+static void fix_h(void *arg, int i)
+{
+    const struct layer *l = arg;
+    for (size_t r = (size_t)l->first[l->active[i]]; r < (size_t)l->first[l->active[i] + 1]; r++)
+        fixed_row(l->fixed_h + r * fixed_blocks(INNER), l->h + r * INNER, INNER);
+}
+
 static void gate_up(void *arg, int i)
 {
     const struct layer *l = arg;
     int e = l->active[i / (INNER / COLS)];
     size_t p = (size_t)(i % (INNER / COLS)) * PANELS, at = (size_t)l->first[e];
     float g[ROWS * COLS], u[ROWS * COLS];
-    struct gemm t = {.a = l->x, .lda = HIDDEN, .idx = l->src + at, .ldo = COLS, .col0 = p * 16};
+    struct gemm t = {.a = l->x,
+                     .lda = HIDDEN,
+                     .idx = l->src + at,
+                     .fixed = l->fixed_x,
+                     .w = &l->gate[e],
+                     .ldo = COLS,
+                     .col0 = p * 16};
     for (size_t left = (size_t)(l->first[e + 1] - l->first[e]), n; left > 0; left -= n, at += n) {
         n = left < ROWS ? left : ROWS;
         t.w = &l->gate[e];
@@ -144,6 +164,7 @@ static void down(void *arg, int i)
     size_t n = (size_t)(l->first[e + 1] - l->first[e]);
     struct gemm t = {.a = l->h + at * INNER,
                      .lda = INNER,
+                     .fixed = l->fixed_h + at * fixed_blocks(INNER),
                      .w = &l->down[e],
                      .out = l->y + at * HIDDEN,
                      .ldo = HIDDEN};
@@ -164,7 +185,10 @@ static void combine(void *arg, int i)
 static double step(struct layer *l, struct pool *pool, int tokens, bool cpu)
 {
     double t = machine_now(cpu);
+    bool fixed = matrix_fixed(&l->down[0]);
+    if (fixed) pool_run(pool, fix_x, l, tokens);
     pool_run(pool, gate_up, l, l->n_active * (INNER / COLS));
+    if (fixed) pool_run(pool, fix_h, l, l->n_active);
     pool_run(pool, down, l, l->n_active * (HIDDEN / COLS));
     pool_run(pool, combine, l, tokens);
     return machine_now(cpu) - t;
@@ -223,6 +247,8 @@ int main(int argc, char **argv)
     l.x = mem_alloc((size_t)TOKENS_MAX * HIDDEN * 4);
     l.out = mem_alloc((size_t)TOKENS_MAX * HIDDEN * 4);
     l.h = mem_alloc(rows * INNER * 4);
+    l.fixed_x = mem_alloc(TOKENS_MAX * fixed_blocks(HIDDEN) * sizeof *l.fixed_x);
+    l.fixed_h = mem_alloc(rows * fixed_blocks(INNER) * sizeof *l.fixed_h);
     l.y = mem_alloc(rows * HIDDEN * 4);
     l.src = mem_alloc(rows * 4);
     l.row_of = mem_alloc(rows * 4);

@@ -44,9 +44,14 @@ static void score_prompt(struct seq *q, struct request *r)
     if (r->logprob_start < 0) return;
     size_t n = (size_t)(r->n_prompt - r->logprob_start);
     r->prompt_logprobs = mem_alloc((n + 1) * sizeof(float));
+    if (r->n_of > 0) {
+        r->prompt_of = mem_alloc((n + 1) * (size_t)r->n_of * sizeof(float));
+        o.of = mem_alloc((size_t)r->n_of * sizeof(float));
+    }
     if (r->n_top > 0) r->prompt_top = mem_alloc((n + 1) * sizeof *r->prompt_top);
     for (int32_t p = r->logprob_start + 1; p < r->n_prompt; p++)
         CHECK(output_score(q, p, &o));
+    mem_free(o.of);
     r->prompt_done = true;
 }
 
@@ -61,7 +66,12 @@ static void advance(struct slot *sl, struct seq *q, uint32_t *seed)
     for (int32_t k = 0; k < o.n_top; k++)
         o.top_ids[k] = 1 + (int32_t)(next_random(seed) >> 8) %
                                (VOCAB - 1); /* a key with U+0000 is beyond jansson */
+    int32_t kept[] = {o.id, 7};
+    if (r->n_of > 0) o.of = mem_alloc((size_t)r->n_of * sizeof(float));
+    o.kept = kept;
+    o.n_kept = 1 + (int32_t)(next_random(seed) >> 31);
     finish_t f = r->max_new_tokens ? output_token(q, &o, &config) : FINISH_LENGTH;
+    mem_free(o.of);
     if (f == FINISH_NONE) return;
     pthread_mutex_lock(&r->lock);
     r->finish = f;

@@ -58,6 +58,7 @@ static inline err_t test_model_new(struct test_device *t, struct model **out,
                              .max_step_tokens = tokens,
                              .max_seqs = 256,
                              .kv = kv,
+                             .experts = true,
                              .no_graphs = isa != NULL};
     return cuda_model_new(out, c, s, t->d, &o, e);
 }

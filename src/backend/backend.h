@@ -10,9 +10,12 @@
  *           adds lane j + 8 to j, j + 4 to j, j + 2 to j, j + 1 to j
  *   chain   for pairs i in order, acc = fma(a[2i + 1], w[2i + 1], acc) and then acc = fma(a[2i],
  *           w[2i], acc), from 0; w is element * small scale (E8M0 or E4M3), exact in BF16
- *   gemm    without K blocks: one chain over all of K.  With K blocks (the weights' format has a
- *           scale a 128 x 128 block, or the activations one a 128 of K): a chain c_j for each 128 of
- *           K, then y = c_0 * s_0 and y = fma(c_j, s_j, y) in order, s_j = activation scale * weight
+ *   dot     instead of a chain, for 4-bit elements: for blocks of 16 of K in order, y = fma(S, t, y)
+ *           from 0; S = sum of v * 2w, an integer, rounded once to f32, where v are the activations
+ *           in fixed point (fixed.h) and w the elements; t = the block's unit * small scale, rounded
+ *   gemm    without K blocks: one chain (dot) over all of K.  With K blocks (the weights' format has
+ *           a scale a 128 x 128 block, or the activations one a 128 of K): a chain (dot) c_j for each
+ *           128 of K, then y = c_0 * s_0 and y = fma(c_j, s_j, y) in order, s_j = activation scale * weight
  *           scale, rounded once, or the one there is.  Then y = y * weight scale of the row, the
  *           matrix or the tensor (those there are, in this order), and y = y * the activation scale
  *           of the row
@@ -27,6 +30,7 @@
 #ifndef BACKEND_BACKEND_H
 #define BACKEND_BACKEND_H
 
+#include "backend/fixed.h"
 #include "backend/kv.h"
 #include "backend/matrix.h"
 #include <stddef.h>
@@ -89,6 +93,7 @@ struct gemm {
     const float *a;
     size_t lda;
     const int32_t *idx;
+    const struct fixed *fixed; /* [row of a][fixed_blocks(cols)], read where elements have 4 bits */
     act_scale_t act_scale;
     const float *a_scale; /* ROW: [row of a]; 128: [row of a][ceil(cols / 128)] */
     const struct matrix *w;
@@ -112,6 +117,7 @@ static inline struct gemm gemm_from_row(struct gemm g, size_t m0)
         g.idx += m0;
     } else {
         g.a += m0 * g.lda;
+        if (g.fixed) g.fixed += m0 * fixed_blocks(g.w->cols);
         if (g.act_scale != ACT_SCALE_NONE) g.a_scale += m0 * gemm_scales(&g);
     }
     g.out += m0 * g.ldo;

@@ -38,19 +38,27 @@ static void e4m3_get(uint8_t *canon, size_t n, const uint8_t *unit, size_t r)
     memcpy(canon, unit + place(r), n < 2 ? n : 2);
 }
 
-/* Canonical bytes hold columns (0, 1) and (2, 3), the unit's (0, 2) and (1, 3). */
+/* Canonical bytes hold columns (0, 1), (2, 3), (4, 5), (6, 7), the unit's (0, 4), (1, 5), (2, 6),
+ * (3, 7). */
 static void e2m1_put(uint8_t *unit, size_t r, const uint8_t *canon, size_t n)
 {
-    uint8_t *to = unit + place(r), a = canon[0], b = n > 1 ? canon[1] : 0;
-    to[0] = (uint8_t)((a & 15) | b << 4);
-    to[1] = (uint8_t)(a >> 4 | (b & 0xf0));
+    uint8_t t[4] = {0}, *to = unit + r * 4;
+    memcpy(t, canon, n < 4 ? n : 4);
+    for (int i = 0; i < 2; i++) {
+        to[2 * i] = (uint8_t)((t[i] & 15) | t[i + 2] << 4);
+        to[2 * i + 1] = (uint8_t)(t[i] >> 4 | (t[i + 2] & 0xf0));
+    }
 }
 
 static void e2m1_get(uint8_t *canon, size_t n, const uint8_t *unit, size_t r)
 {
-    const uint8_t *from = unit + place(r);
-    canon[0] = (uint8_t)((from[0] & 15) | from[1] << 4);
-    if (n > 1) canon[1] = (uint8_t)(from[0] >> 4 | (from[1] & 0xf0));
+    const uint8_t *from = unit + r * 4;
+    uint8_t t[4];
+    for (int i = 0; i < 2; i++) {
+        t[i] = (uint8_t)((from[2 * i] & 15) | from[2 * i + 1] << 4);
+        t[i + 2] = (uint8_t)(from[2 * i] >> 4 | (from[2 * i + 1] & 0xf0));
+    }
+    memcpy(canon, t, n < 4 ? n : 4);
 }
 
 /* Rows of one panel, record by record: `r` is the first row in the panel, `n_rows` of them lie
@@ -118,7 +126,7 @@ INLINE void rows_get(unit_get_fn *get, size_t unit_bytes, size_t step, uint8_t *
     }
 ROWS(bf16, UNIT_BF16_BYTES, 4)
 ROWS(e4m3, UNIT_E4M3_BYTES, 2)
-ROWS(e2m1, UNIT_E2M1_BYTES, 2)
+ROWS(e2m1, UNIT_E2M1_BYTES, 4)
 
 /* A unit of an element: columns, bytes, canonical bytes a row. */
 static const struct unit {
@@ -129,7 +137,7 @@ static const struct unit {
 } units[] = {
     [ELEM_BF16] = {UNIT_BF16_COLS, UNIT_BF16_BYTES, 4, bf16_put, bf16_rows_put, bf16_rows_get},
     [ELEM_E4M3] = {UNIT_E4M3_COLS, UNIT_E4M3_BYTES, 2, e4m3_put, e4m3_rows_put, e4m3_rows_get},
-    [ELEM_E2M1] = {UNIT_E2M1_COLS, UNIT_E2M1_BYTES, 2, e2m1_put, e2m1_rows_put, e2m1_rows_get},
+    [ELEM_E2M1] = {UNIT_E2M1_COLS, UNIT_E2M1_BYTES, 4, e2m1_put, e2m1_rows_put, e2m1_rows_get},
 };
 
 static const struct unit *unit_of(format_t f)
@@ -252,10 +260,10 @@ static void panel_put(uint8_t *panel, format_t f, size_t cols, size_t r, size_t 
     u->rows_put(panel, &w, canon);
     if (formats[f].elem_bits >= 8 || cols % 2 == 0) return;
     /* The canonical nibble past the last column. */
-    size_t c = cols % record_cols(f), unit = c / u->cols, bit = c % u->cols < 2 ? 0 : 4;
+    size_t c = cols % record_cols(f), unit = c / u->cols, bit = c % u->cols < 4 ? 0 : 4;
     uint8_t *rec = panel + cols / record_cols(f) * record_bytes(f) + unit * u->bytes;
     for (size_t i = 0; i < n_rows; i++)
-        rec[place(r + i) + 1] &= (uint8_t) ~(15 << bit);
+        rec[(r + i) * 4 + c % 4] &= (uint8_t) ~(15 << bit);
 }
 
 static void panel_get(uint8_t *canon, format_t f, size_t cols, size_t r, size_t n_rows,

@@ -10,8 +10,8 @@
  *
  *     unit      BF16, 2 columns: [16][2] elements
  *               E4M3, 2 columns: 32 bytes, element (r, c) at byte place(r) + c
- *               E2M1, 4 columns: 32 bytes, element (r, c) at byte place(r) + c % 2, in the low nibble
- *               for c < 2
+ *               E2M1, 8 columns: 64 bytes, element (r, c) at byte 4 * r + c % 4, in the low nibble
+ *               for c < 4
  *               place(r) = 2 * (r % 4) + 16 * (r / 4 % 2) + 8 * (r / 8): unpacking bytes within the
  *               128-bit halves of a register then gives rows 0-7 and rows 8-15 in order
  *     record    one unit; with byte scales as many units as one scale covers, then [16] scales
@@ -38,8 +38,8 @@ enum {
     UNIT_BF16_BYTES = 64,
     UNIT_E4M3_COLS = 2,
     UNIT_E4M3_BYTES = 32,
-    UNIT_E2M1_COLS = 4,
-    UNIT_E2M1_BYTES = 32,
+    UNIT_E2M1_COLS = 8,
+    UNIT_E2M1_BYTES = 64,
     RECORD_MXFP8_COLS = 32,
     RECORD_MXFP8_BYTES = 32 / UNIT_E4M3_COLS * UNIT_E4M3_BYTES + 16,
     RECORD_NVFP4_COLS = 16,

@@ -14,6 +14,7 @@
 #define BACKEND_MATRIX_H
 
 #include "format/format.h"
+#include <stdbool.h>
 
 struct matrix {
     format_t format;
@@ -25,5 +26,11 @@ struct matrix {
     const float *input; /* [1]: scale of the activations (decode), 0: the checkpoint has none; BF16:
                            NULL */
 };
+
+/* Is it multiplied by activations in fixed point (fixed.h)? */
+static inline bool matrix_fixed(const struct matrix *m)
+{
+    return formats[m->format].elem == ELEM_E2M1;
+}
 
 #endif

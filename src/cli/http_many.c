@@ -1,10 +1,11 @@
 #include "cli/http_many.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include <string.h>
 
 struct slot {
     CURL *h;
-    int job;
+    int job; /* -1: idle */
     struct buf body;
 };
 
@@ -15,6 +16,7 @@ struct run {
     struct curl_slist *headers;
     struct slot *slots;
     int n_slots, next, left;
+    double t0;
 };
 
 static size_t take(char *p, size_t size, size_t n, void *ctx)
@@ -27,6 +29,7 @@ static bool start(struct run *r, struct slot *s)
 {
     const char *body = r->j->bodies[r->next];
     s->job = r->next++;
+    if (r->j->urls) r->c->easy_setopt(s->h, CURLOPT_URL, r->j->urls[s->job]);
     buf_clear(&s->body);
     r->c->easy_setopt(s->h, CURLOPT_POSTFIELDS, body);
     r->c->easy_setopt(s->h, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(body));
@@ -45,7 +48,25 @@ static bool open_slot(struct run *r, struct slot *s)
     c->easy_setopt(s->h, CURLOPT_PRIVATE, s);
     c->easy_setopt(s->h, CURLOPT_NOSIGNAL, 1L);
     c->easy_setopt(s->h, CURLOPT_NOPROXY, "*");
-    return start(r, s);
+    return true;
+}
+
+/* Seconds until the next job may begin; 0: now; negative: none is left. */
+static double until_next(const struct run *r)
+{
+    if (r->next >= r->j->n) return -1;
+    double wait = r->j->at ? r->j->at[r->next] - (clock_s() - r->t0) : 0;
+    return wait > 0 ? wait : 0;
+}
+
+/* Idle slots take the jobs whose time has come. */
+static bool pump(struct run *r)
+{
+    for (int i = 0; i < r->n_slots && until_next(r) == 0; i++) {
+        struct slot *s = &r->slots[i];
+        if (s->job < 0 && ((!s->h && !open_slot(r, s)) || !start(r, s))) return false;
+    }
+    return true;
 }
 
 static bool collect(struct run *r)
@@ -60,28 +81,31 @@ static bool collect(struct run *r)
         r->c->easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&s);
         r->c->easy_getinfo(m->easy_handle, CURLINFO_RESPONSE_CODE, &status);
         r->c->multi_remove(r->multi, m->easy_handle);
+        int job = s->job;
         r->left--;
+        s->job = -1;
         if (code != CURLE_OK) {
             const char *why = r->c->easy_strerror(code);
-            r->j->done(r->j->ctx, s->job, 0, why, strlen(why));
+            r->j->done(r->j->ctx, job, 0, why, strlen(why));
         } else {
             const char *body = s->body.data ? s->body.data : "";
-            r->j->done(r->j->ctx, s->job, status, body, s->body.len);
+            r->j->done(r->j->ctx, job, status, body, s->body.len);
         }
-        if (r->next < r->j->n && !start(r, s)) return false;
     }
     return true;
 }
 
 static bool go(struct run *r)
 {
-    for (int i = 0; i < r->n_slots; i++)
-        if (!open_slot(r, &r->slots[i])) return false;
+    r->t0 = clock_s();
+    for (int i = 0; i < r->n_slots; i++) r->slots[i].job = -1;
     while (r->left > 0) {
         int running = 0;
-        if (r->c->multi_perform(r->multi, &running) != CURLM_OK || !collect(r)) return false;
-        if (r->left > 0 && r->c->multi_poll(r->multi, NULL, 0, 1000, NULL) != CURLM_OK)
-            return false;
+        if (!pump(r) || r->c->multi_perform(r->multi, &running) != CURLM_OK || !collect(r)) return false;
+        double wait = until_next(r);
+        if (!pump(r)) return false;
+        int ms = wait > 0 && wait < 1 ? (int)(wait * 1e3) + 1 : 1000;
+        if (r->left > 0 && r->c->multi_poll(r->multi, NULL, 0, ms, NULL) != CURLM_OK) return false;
     }
     return true;
 }

@@ -5,6 +5,7 @@
 #include "base/pages.h"
 #include "cli/formats.h"
 #include "cli/load_device.h"
+#include "engine/routing.h"
 #include "weight/dummy.h"
 #include "weight/plan.h"
 #include "weight/update.h"
@@ -99,9 +100,10 @@ static err_t plan_staging(struct loaded *l, const struct load_options *o, struct
 /* KV pages: as told in tokens, else what the memory rule gives. */
 static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err *e)
 {
-    size_t total, per_seq, all;
+    size_t total, per_seq, all, page;
     pages_left(&l->available, &total);
     l->page_bytes = model_kv_page_bytes(&l->config, o->kv);
+    page = l->page_bytes + l->expert_bytes;
     per_seq = ((size_t)l->context_len + KV_PAGE - 1) / KV_PAGE + 1;
     if (!mul_size(&all, per_seq, (size_t)o->max_running)) all = INT32_MAX;
     size_t pages;
@@ -116,14 +118,14 @@ static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err 
                 "%.1f GB",
                 o->mem_fraction, (double)budget * 1e-9, (double)total * 1e-9,
                 (double)l->weight_bytes * 1e-9);
-        pages = (budget - l->weight_bytes) / l->page_bytes;
+        pages = (budget - l->weight_bytes) / page;
     } else {
         size_t rest = l->available > l->weight_bytes ? l->available - l->weight_bytes : 0;
-        pages = min_size(min_size(l->available / 4, rest), KV_DEFAULT_MAX) / l->page_bytes;
+        pages = min_size(min_size(l->available / 4, rest), KV_DEFAULT_MAX) / page;
     }
     if (o->max_total_tokens <= 0) pages = min_size(pages, all);
     size_t bytes;
-    if (pages < 2 || pages > INT32_MAX || !mul_size(&bytes, pages, l->page_bytes))
+    if (pages < 2 || pages > INT32_MAX || !mul_size(&bytes, pages, page))
         return err_set(
             e, ERR_INPUT,
             "KV pool of %zu pages of %d tokens: 2 .. %d are possible (--max-total-tokens, "
@@ -234,6 +236,7 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     if (step < o->max_running)
         step = o->max_running; /* every running request decodes in one step */
     l->max_step_tokens = (int32_t)step;
+    if (o->keep_experts) l->expert_bytes = routing_row_bytes(&l->config) * KV_PAGE;
     rc = l->device ? load_device_plan(l, o, e) : plan_kv(l, o, e);
     return rc == OK ? plan_staging(l, o, e) : rc;
 }
@@ -332,12 +335,13 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .max_step_tokens = l->max_step_tokens,
         .context_len = l->context_len,
         .no_prefix_cache = o->no_prefix_cache,
+        .keep_experts = o->keep_experts,
         .retract_every = (int32_t)o->retract_every,
         .weight_version = o->weight_version ? o->weight_version : "default",
         .model_path = o->model,
         .watchdog_s = o->watchdog_s,
         .in_place = l->staging == STAGING_OFF,
-        .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads : l->device ? 0 : 1,
+        .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads : l->device ? 0 : 2,
         .loaders_yield = l->device == NULL,
         .compare = compare_folder,
         .compare_ctx = l,
@@ -345,12 +349,8 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
     return engine_new(&l->engine, &eo, e);
 }
 
-void load_plan(const struct loaded *l, struct buf *out)
+static void tell_memory(const struct loaded *l, struct buf *out)
 {
-    if (l->device) {
-        load_device_tell(l, out);
-        return;
-    }
     double kv = (double)l->n_pages * (double)l->page_bytes;
     (void)buf_printf(out,
                      "memory: weights %.1f MB, %.3f of the %.1f MB stored, KV %.1f MB = "
@@ -367,6 +367,17 @@ void load_plan(const struct loaded *l, struct buf *out)
         (void)buf_printf(out, "in place, no memory; serving stands still while the %.1f MB are read "
                               "a second time",
                          (double)l->stored_bytes * 1e-6);
+}
+
+void load_plan(const struct loaded *l, struct buf *out)
+{
+    if (l->device)
+        load_device_tell(l, out);
+    else
+        tell_memory(l, out);
+    if (l->expert_bytes)
+        (void)buf_printf(out, "; routing of the tokens with KV %.2f MB",
+                         (double)l->n_pages * (double)l->expert_bytes * 1e-6);
 }
 
 void load_release(struct loaded *l)

@@ -42,7 +42,7 @@ struct load_options {
     const char *quantization; /* NULL: as stored; see load_quantization */
     struct numerics numerics;
     const char *weight_version;
-    bool no_prefix_cache;
+    bool no_prefix_cache, keep_experts;
     int64_t retract_every;
     double watchdog_s;
     const char *update_staging; /* NULL or "auto", "device", "host", "off" */
@@ -63,6 +63,7 @@ struct loaded {
     int32_t bos_id, context_len;
     /* memory plan, in bytes */
     size_t weight_bytes, page_bytes;
+    size_t expert_bytes;   /* of a page's experts, in host memory; 0: not kept */
     uint64_t stored_bytes; /* of the weights' parts in the checkpoint */
     struct buf formats;    /* lines: which modules have which format */
     int32_t n_pages, max_step_tokens;

@@ -38,6 +38,7 @@ static struct cuda_options options(const struct loaded *l, const struct load_opt
                                  .max_step_tokens = l->max_step_tokens,
                                  .max_seqs = (int32_t)o->max_running,
                                  .kv = o->kv,
+                                 .experts = o->keep_experts,
                                  .no_graphs = o->no_graphs};
 }
 

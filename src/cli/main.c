@@ -42,6 +42,7 @@ static const struct command commands[] = {
     {"inspect", cmd_inspect, "say what a model folder holds and what is odd about it",
      &inspect_command},
     {"bench", cmd_bench, "measure a running server", &gsm8k_command},
+    {"replay", cmd_replay, "send recorded requests again and compare the answers", &replay_command},
     {"version", cmd_version, "print the version", NULL},
     {"help", cmd_help, "print this; --man: the manual page; --bash: completion for bash", NULL},
 };

@@ -54,6 +54,11 @@ static const struct opt *find(const struct opt_command *c, const char *name, siz
     return NULL;
 }
 
+const struct opt *options_find(const struct opt_command *c, const char *name)
+{
+    return find(c, name, strlen(name));
+}
+
 static err_t unknown(const struct opt_command *c, const char *name, struct err *e)
 {
     const char *best = NULL;

@@ -60,6 +60,8 @@ typedef enum { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_ERROR } options_t;
  * flags are appended to `ignored`, separated by spaces. */
 options_t options_parse(const struct opt_command *c, int argc, char **argv, void *into,
                         struct buf *ignored, struct err *e) MUST_USE;
+/* The row of a name or alias, without dashes; NULL: none. */
+const struct opt *options_find(const struct opt_command *c, const char *name);
 void options_help(const struct opt_command *c, struct buf *out);
 /* Number of edits (insert, delete, replace, swap) between two names. */
 int options_distance(const char *a, const char *b);

@@ -1,10 +1,13 @@
 /* serve.c - `moult serve`: flags, start, signals, orderly end. */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/notify.h"
 #include "cli/commands.h"
 #include "cli/load.h"
 #include "cli/numerics.h"
 #include "cli/serve_options.h"
+#include "cli/words.h"
+#include "server/record.h"
 #include "server/server.h"
 #include <signal.h>
 #include <stdatomic.h>
@@ -64,6 +67,7 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .numerics = a->numerics,
         .weight_version = a->weight_version,
         .no_prefix_cache = a->no_prefix_cache,
+        .keep_experts = a->keep_experts,
         .retract_every = a->retract_every,
         .watchdog_s = a->watchdog_s,
         .update_staging = a->update_staging,
@@ -93,8 +97,11 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .context_len = l->context_len,
         .api_key = a->api_key,
         .incremental_streaming = a->incremental,
+        .stream_interval = (int)a->stream_interval,
+        .preferred_sampling = a->preferred,
         .max_body_bytes = (size_t)a->max_body,
         .max_running = (int)a->max_running,
+        .keep_experts = a->keep_experts,
         .update_in_flight = in_flight,
         .update_drain_s = a->update_drain_s,
         .ready_after_update = a->ready_after_update,
@@ -102,6 +109,12 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .load_format = a->load_format,
         .kv_cache_dtype = a->kv_dtype,
         .quantization = a->quantization,
+        .admin_key = a->admin_key,
+        .roots = a->allowed_paths.v,
+        .n_roots = a->allowed_paths.n,
+        .cors_origin = a->cors_origin,
+        .metrics_prefix = strcmp(a->metrics_prefix, "sglang") == 0 ? "sglang:" : "moult_",
+        .log_requests = a->log_requests,
     };
 }
 
@@ -176,6 +189,57 @@ static err_t info_from(struct server_info **out, const struct serve_args *a, str
     return server_info_new(out, a->server_info.v, a->server_info.n, e);
 }
 
+/* One line of what has happened since the last one; none while nothing does. */
+static void tell_status(struct engine *engine, struct engine_stats *last, double seconds)
+{
+    struct engine_stats st;
+    char version[128], line[512];
+    engine_stat(engine, &st);
+    engine_weight_version(engine, version, sizeof version);
+    int64_t in = st.prompt_tokens - last->prompt_tokens, cached = st.cached_tokens - last->cached_tokens;
+    int64_t out = st.output_tokens - last->output_tokens;
+    int32_t used = st.pages_total - st.pages_free - st.pages_cached;
+    bool news = in || out || st.running || st.waiting || st.epoch != last->epoch;
+    snprintf(line, sizeof line,
+             "STATUS=%d running, %d waiting | in %.0f tok/s (%.0f%% cached), out %.0f tok/s | KV %.0f%% used, %.0f%% cached | "
+             "%lld done, %lld aborted, %lld retracted | weights %s, epoch %llu", st.running, st.waiting, (double)in / seconds,
+             in ? 100.0 * (double)cached / (double)in : 0.0, (double)out / seconds, 100.0 * used / st.pages_total,
+             100.0 * st.pages_cached / st.pages_total, (long long)(st.finished - last->finished),
+             (long long)(st.aborted - last->aborted), (long long)(st.retractions - last->retractions), version,
+             (unsigned long long)st.epoch);
+    if (news) log_line(LOG_INFO, "%s", line + strlen("STATUS="));
+    notify(line);
+    *last = st;
+}
+
+/* Until a signal comes: status lines, and the service manager's watchdog while steps end. */
+static int wait_for_signal(struct engine *engine, double status_s, const sigset_t *set)
+{
+    double dog = notify_interval(), now = clock_s(), status_at = now, dog_at = now;
+    struct engine_stats last;
+    engine_stat(engine, &last);
+    for (;;) {
+        double until = now + 3600;
+        if (status_s > 0 && status_at + status_s < until) until = status_at + status_s;
+        if (dog > 0 && dog_at + dog < until) until = dog_at + dog;
+        double wait = until - now > 0 ? until - now : 0;
+        struct timespec t = {.tv_sec = (time_t)wait, .tv_nsec = (long)((wait - (double)(time_t)wait) * 1e9)};
+        int sig = sigtimedwait(set, NULL, &t);
+        if (sig > 0) return sig;
+        now = clock_s();
+        if (status_s > 0 && now >= status_at + status_s) {
+            tell_status(engine, &last, now - status_at);
+            status_at = now;
+        }
+        struct engine_stats st;
+        engine_stat(engine, &st);
+        if (dog > 0 && now >= dog_at + dog) {
+            if (!st.stuck) notify("WATCHDOG=1");
+            dog_at = now;
+        }
+    }
+}
+
 static err_t bring_up(struct start *s, struct loaded *l, const struct load_options *lo,
                       const struct serve_args *a, struct err *e)
 {
@@ -206,7 +270,8 @@ static int run(const struct serve_args *a, struct err *e)
     struct server_info *info = NULL;
     if (info_from(&info, a, e) != OK) return 2;
     so.info = info;
-    if (server_start(&s.server, &so, e) != OK) {
+    if ((a->record && record_open(&so.record, a->record, e) != OK) || server_start(&s.server, &so, e) != OK) {
+        record_close(so.record);
         server_info_free(info);
         return 1;
     }
@@ -219,8 +284,9 @@ static int run(const struct serve_args *a, struct err *e)
             log_line(LOG_WARN, "updates are in place: each reads its folder twice, and stops serving for the second "
                      "time (reading took %.2f s at start)", l.read_s);
         log_line(LOG_INFO, "ready in %.2f s", clock_s() - t0);
-        int sig = 0;
-        sigwait(&set, &sig);
+        notify("READY=1");
+        int sig = wait_for_signal(l.engine, a->status_s, &set);
+        notify("STOPPING=1");
         log_line(LOG_INFO, "%s: draining for at most %.0f s", sig == SIGINT ? "SIGINT" : "SIGTERM",
                  a->drain_s);
         server_drain(s.server);
@@ -230,6 +296,7 @@ static int run(const struct serve_args *a, struct err *e)
     if (l.engine) engine_stop(l.engine, 0);
     load_release(&l);
     server_info_free(info);
+    record_close(so.record);
     return rc == OK ? 0 : 1;
 }
 
@@ -261,12 +328,16 @@ int cmd_serve(int argc, char **argv)
     struct serve_args a = {0};
     struct buf text = {0};
     struct err e = {0};
-    options_t got = options_parse(&serve_command, argc, argv, &a, &text, &e);
+    struct words words;
+    options_t got = OPTIONS_ERROR;
+    if (words_gather(&words, &serve_command, argc, argv, &e) == OK)
+        got = options_parse(&serve_command, words.n, words.v, &a, &text, &e);
     if (got == OPTIONS_HELP) {
         buf_clear(&text);
         options_help(&serve_command, &text);
         fputs(text.data ? text.data : "", stdout);
         buf_release(&text);
+        words_release(&words);
         return 0;
     }
     if (got == OPTIONS_RUN && !a.model) {
@@ -279,13 +350,16 @@ int cmd_serve(int argc, char **argv)
     if (got == OPTIONS_ERROR) {
         fprintf(stderr, "moult serve: %s\n", e.msg);
         buf_release(&text);
+        words_release(&words);
         return 2;
     }
     log_set_level(level_of(a.log_level));
+    log_set_json(strcmp(a.log_format, "json") == 0);
     if (a.isa && strcmp(a.isa, "auto") == 0) a.isa = NULL;
     if (text.len) log_line(LOG_WARN, "accepted, without effect here:%s", text.data);
     buf_release(&text);
     int rc = a.check ? check(&a, &e) : run(&a, &e);
     if (rc) fprintf(stderr, "moult serve: %s\n", e.msg);
+    words_release(&words);
     return rc;
 }

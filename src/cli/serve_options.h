@@ -10,12 +10,17 @@ struct serve_args {
     const char *quantization, *device, *update_staging;
     const char *log_level, *dtype, *load_format, *kv_dtype, *moe_backend, *act_format;
     int64_t port, context_length, max_running, max_queued, max_total_tokens, chunk, page_size;
+    const char *preferred;
+    int64_t stream_interval;
     int64_t max_body, threads, retract_every, loader_threads;
     double mem_fraction, watchdog_s, drain_s, update_drain_s;
     const char *update_in_flight;
     bool ready_after_update;
     bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
-    bool deterministic, metrics;
+    bool deterministic, metrics, keep_experts, log_requests;
+    const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config, *record;
+    struct opt_strings allowed_paths;
+    double status_s;
     struct opt_strings server_info; /* KEY=VALUE */
     struct numerics numerics; /* from moe_backend and act_format */
 };

@@ -36,7 +36,7 @@ static void publish(struct engine *e)
     st->pages_total = pages_total(e->s.pages);
     st->pages_free = pages_available(e->s.pages);
     st->pages_cached = radix_evictable(e->s.tree);
-    st->prompt_tokens = e->prompt_tokens;
+    st->prompt_tokens = e->prompt_tokens + e->s.cached_tokens;
     st->cached_tokens = e->s.cached_tokens;
     st->output_tokens = e->output_tokens;
     st->steps = e->steps;
@@ -86,12 +86,34 @@ static void seq_free(struct seq *q)
     mem_free(q);
 }
 
+/* The experts of what was returned, if all of it is still computed; false: out of memory. */
+static bool take_experts(const struct engine *e, const struct seq *q)
+{
+    struct request *r = q->r;
+    int32_t end = r->n_prompt + r->n_output - 1;
+    if (!e->routing || !r->want_experts || q->computed < end) return true;
+    int32_t n = end > r->experts_start ? end - r->experts_start : 0;
+    uint8_t *rows = n ? routing_rows(e->routing, q->pages, r->experts_start, end) : NULL;
+    if (n && !rows) return false;
+    pthread_mutex_lock(&r->lock);
+    r->experts = rows;
+    r->n_expert_rows = n;
+    r->has_experts = true;
+    pthread_mutex_unlock(&r->lock);
+    return true;
+}
+
 void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, const char *message)
 {
     struct request *r = q->r;
     char version[sizeof(r->weight_version)];
     if (q->queued) sched_unqueue(&e->s, q);
     else if (f != FINISH_ABORT) sched_share(&e->s, q);
+    if (!take_experts(e, q) && f != FINISH_ABORT) {
+        f = FINISH_ABORT;
+        status = 503;
+        message = "out of memory";
+    }
     sched_release(&e->s, q);
     e->finished += f != FINISH_ABORT;
     e->aborted += f == FINISH_ABORT;
@@ -232,9 +254,11 @@ static void clear_page(void *ctx, int32_t page)
 static void release(struct engine *e)
 {
     step_release(e);
+    mem_free(e->profile.records);
     radix_free(e->s.tree);
     pages_free(e->s.pages);
     mem_free(e->s.running);
+    routing_free(e->routing);
     mem_free(e->weight_version);
     mem_free(e->model_path);
     pthread_cond_destroy(&e->wake);
@@ -257,7 +281,8 @@ static err_t init_sched(struct engine *e, struct err *err)
     e->s.running = mem_try_array((size_t)o->max_running, sizeof(struct seq *));
     if (!e->s.tree || !e->s.running)
         return err_set(err, ERR_NOMEM, "no memory for %d KV pages", o->n_kv_pages);
-    return step_buffers(e, err);
+    err_t rc = o->keep_experts ? routing_new(&e->routing, o->config, o->n_kv_pages, err) : OK;
+    return rc == OK ? step_buffers(e, err) : rc;
 }
 
 err_t engine_new(struct engine **out, const struct engine_options *o, struct err *err)
@@ -266,6 +291,8 @@ err_t engine_new(struct engine **out, const struct engine_options *o, struct err
         return err_set(err, ERR_INPUT,
                        "n_kv_pages %d, max_running %d and max_step_tokens %d must be positive",
                        o->n_kv_pages, o->max_running, o->max_step_tokens);
+    if (o->keep_experts && !(model_can(o->model) & MODEL_EXPERTS))
+        return err_set(err, ERR_UNSUPPORTED, "this model does not tell which experts its tokens go to");
     struct engine *e = mem_alloc(sizeof(*e));
     e->o = *o;
     pthread_condattr_t mono;
@@ -397,6 +424,27 @@ void engine_model_path(struct engine *e, char *out, size_t n)
 
 /* ---- submit ---- */
 
+/* What only some models do. */
+static err_t check_asked(const struct engine *e, const struct request *r, struct err *err)
+{
+    const struct {
+        const char *name;
+        bool wanted;
+        unsigned needs;
+    } rows[] = {{"routed_experts", r->n_forced > 0, MODEL_FORCED},
+                {"token_ids_logprob", r->n_of > 0, MODEL_OF},
+                {"return_top_p_token_ids", r->want_kept, MODEL_KEPT}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+        if (rows[i].wanted && !(model_can(e->o.model) & rows[i].needs))
+            return err_set(err, ERR_INPUT, "%s: not offered with this model on %s", rows[i].name,
+                           model_isa(e->o.model));
+    for (int32_t i = 0; i < r->n_of; i++)
+        if (r->of[i] < 0 || r->of[i] >= e->o.config->vocab_size)
+            return err_set(err, ERR_INPUT, "token_ids_logprob[%d]: %d is not in [0, %d)", i, r->of[i],
+                           e->o.config->vocab_size);
+    return OK;
+}
+
 static err_t check_request(const struct engine *e, const struct request *r, struct err *err)
 {
     if (r->n_prompt < 1) return err_set(err, ERR_INPUT, "input_ids: the prompt is empty");
@@ -415,9 +463,12 @@ static err_t check_request(const struct engine *e, const struct request *r, stru
                        "the prompt of %d tokens can never fit: the KV pool holds %lld tokens, the "
                        "context %d",
                        r->n_prompt, (long long)e->o.n_kv_pages * KV_PAGE, e->o.context_len);
-    if (!e->o.tokenizer && r->n_stops > 0)
+    if (r->experts_start < 0 || r->experts_start > r->n_prompt || r->n_forced < 0 || r->n_forced > r->n_prompt)
+        return err_set(err, ERR_INPUT, "experts from %d on, or given for %d tokens: the prompt has %d",
+                       r->experts_start, r->n_forced, r->n_prompt);
+    if (!e->o.tokenizer && r->n_stops + r->n_regexes > 0)
         return err_set(err, ERR_INPUT, "stop: stop strings need a tokenizer");
-    return OK;
+    return check_asked(e, r, err);
 }
 
 static bool fill_seq(const struct engine *e, struct seq *q, struct request *r)
@@ -438,6 +489,11 @@ static bool fill_seq(const struct engine *e, struct seq *q, struct request *r)
         q->next_score = r->logprob_start + 1;
         r->prompt_logprobs = mem_try_array(n + 1, sizeof(float));
         if (r->n_top > 0) r->prompt_top = mem_try_array(n + 1, sizeof(struct top_row));
+        if (r->n_of > 0) {
+            if (!mul_size(&n, n + 1, (size_t)r->n_of)) return false;
+            r->prompt_of = mem_try_array(n, sizeof(float));
+            if (!r->prompt_of) return false;
+        }
         if (!r->prompt_logprobs || (r->n_top > 0 && !r->prompt_top)) return false;
     }
     return output_init(q, e->o.tokenizer);

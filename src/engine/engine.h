@@ -21,6 +21,9 @@
  * Update       stage and prepare run in the caller's thread while serving goes on.  Then the requests that run
  *              are dealt with (enum in_flight); new ones wait; the commit is a swap at a step boundary; the epoch
  *              moves.  A refused update touches no request.
+ * Experts      with keep_experts the routing of each token lies beside its KV; a request that wants it gets a row
+ *              for every token it computed or found in the cache.  Experts given with a prompt (request.h, forced)
+ *              make KV that is that request's alone: it neither uses the prefix cache nor adds to it.
  * Pause        nothing is admitted and no step runs until engine_continue; new requests are taken and held, aborts
  *              end held ones.  An update of a paused engine commits at once: what still holds KV keeps it, as with
  *              IN_FLIGHT_CONTINUE.  A stop ends what is held.  docs/control.md has every combination.
@@ -48,6 +51,7 @@ struct engine_options {
     int32_t max_step_tokens;  /* as given to model_new */
     int32_t context_len;
     bool no_prefix_cache;
+    bool keep_experts;        /* requests may ask which experts their tokens went to (routing.h) */
     int32_t retract_every;    /* tests: retract the youngest running request every n-th step; 0: never */
     const char *weight_version;
     const char *model_path;   /* as given */
@@ -71,7 +75,8 @@ struct engine_stats {
     int64_t updates;          /* commits */
     int64_t waiting_tokens;
     int32_t pages_total, pages_free, pages_cached; /* cached: held by the tree alone */
-    int64_t prompt_tokens, cached_tokens, output_tokens, steps, retractions, finished, aborted;
+    int64_t prompt_tokens, cached_tokens; /* prompt tokens computed or found in the cache; those found */
+    int64_t output_tokens, steps, retractions, finished, aborted;
     double gen_throughput; /* tokens/s over the last seconds */
     uint64_t epoch;
     double heartbeat_age_s; /* since a step ended or the loop was last idle */

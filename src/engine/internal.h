@@ -9,6 +9,8 @@
 
 #include "engine/engine.h"
 #include "engine/output.h"
+#include "engine/routing.h"
+#include "engine/profile.h"
 #include "engine/sched.h"
 #include "engine/updates.h"
 #include "weight/update.h"
@@ -95,17 +97,21 @@ struct engine {
     struct sched s;
     uint64_t arrivals;
     struct msg *commit; /* waits for the drain */
+    struct routing *routing; /* NULL: not kept */
     struct msg *flush;  /* waits until nothing runs */
     enum pause_mode paused;
     uint64_t labels; /* how often the label has changed */
     int64_t commits, steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
+    struct profile profile;
     /* one step, [max_step_tokens] or [max_running] */
     int32_t *ids, *pos, *seq_of;
     struct step_row *rows;
     struct sample_input *in;
     struct sample_output *out;
+    int16_t *experts;       /* [max_step_tokens][layers][top_k], if kept */
+    const int16_t **forced; /* [max_step_tokens] */
     int32_t *row_pos; /* prompt position that the row scores; -1: it samples */
     struct step_seq *seqs;
     struct seq **planned;

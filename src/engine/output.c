@@ -85,6 +85,33 @@ static size_t held_back(const struct seq *q)
     return (size_t)most;
 }
 
+/* Patterns over the text so far.  Returns the one that was found, the first in the text, or -1; *at is
+ * where it begins. */
+static int32_t scan_patterns(struct seq *q, size_t *at)
+{
+    struct request *r = q->r;
+    int32_t hit = -1;
+    size_t begin, first = r->text.len;
+    const char *text = r->text.data ? r->text.data : "";
+    if (r->text.len == q->searched) return -1;
+    q->searched = r->text.len;
+    for (int32_t i = 0; i < r->n_regexes; i++) {
+        struct err e = {0};
+        stop_regex_t got = stop_regex_search(r->regexes[i], text, r->text.len, &begin, &e);
+        if (got == STOP_REGEX_FAILED) {
+            snprintf(q->stop_error, sizeof(q->stop_error), "%.150s", e.msg);
+            return -1;
+        }
+        if (got == STOP_REGEX_FOUND && (hit < 0 || begin < *at)) {
+            hit = i;
+            *at = begin;
+        }
+        if (begin < first) first = begin;
+    }
+    q->pattern_at = first;
+    return hit;
+}
+
 static bool grow(void **p, int32_t n, size_t elem)
 {
     bool full = n == 0 || (n >= 16 && (n & (n - 1)) == 0);
@@ -114,6 +141,31 @@ static bool top_fill(struct top_row *t, const struct sample_output *o)
     return true;
 }
 
+static bool append_kept(struct request *r, const struct sample_output *o)
+{
+    int32_t end;
+    if (!buf_put(&r->kept, o->kept, (size_t)o->n_kept * sizeof(*o->kept))) return false;
+    if (r->kept.len / sizeof(*o->kept) > INT32_MAX) return false;
+    end = (int32_t)(r->kept.len / sizeof(*o->kept));
+    return buf_put(&r->kept_ends, &end, sizeof(end));
+}
+
+/* What is optional at each position. */
+static bool append_extras(struct request *r, const struct sample_output *o)
+{
+    size_t n_of = (size_t)r->n_of;
+    if (r->n_top > 0) {
+        if (!grow((void **)&r->output_top, r->n_output, sizeof(struct top_row)) ||
+            !top_fill(&r->output_top[r->n_output], o))
+            return false;
+    }
+    if (n_of > 0) {
+        if (!grow((void **)&r->output_of, r->n_output, n_of * sizeof(float))) return false;
+        memcpy(r->output_of + (size_t)r->n_output * n_of, o->of, n_of * sizeof(float));
+    }
+    return !r->want_kept || append_kept(r, o);
+}
+
 static bool append_id(struct seq *q, const struct sample_output *o)
 {
     struct request *r = q->r;
@@ -127,11 +179,7 @@ static bool append_id(struct seq *q, const struct sample_output *o)
     if (!grow((void **)&r->output_ids, r->n_output, sizeof(int32_t)) ||
         !grow((void **)&r->output_logprobs, r->n_output, sizeof(float)))
         return false;
-    if (r->n_top > 0) {
-        if (!grow((void **)&r->output_top, r->n_output, sizeof(struct top_row)) ||
-            !top_fill(&r->output_top[r->n_output], o))
-            return false;
-    }
+    if (!append_extras(r, o)) return false;
     q->ids[q->n_ids++] = o->id;
     r->output_ids[r->n_output] = o->id;
     r->output_logprobs[r->n_output++] = o->logprob;
@@ -173,14 +221,23 @@ static finish_t append_text(struct seq *q, int32_t id, bool stop_id)
     if (!detok_push(&r->detok, id, &r->text)) return FINISH_ABORT;
     int32_t hit = q->stop_state ? scan_stops(q, &end) : -1;
     if (hit >= 0) {
+        end -= r->stop_bytes[hit];
+    } else if (r->n_regexes > 0) {
+        hit = scan_patterns(q, &end);
+        if (q->stop_error[0]) return FINISH_ABORT;
+        if (hit >= 0) hit += r->n_stops;
+    }
+    if (hit >= 0) {
         r->matched_stop = hit;
-        if (!r->no_stop_trim) {
-            r->text.len = end - r->stop_bytes[hit];
-            r->text.data[r->text.len] = '\0';
+        if (!r->no_stop_trim && end < r->text.len) {
+            r->text.len = end;
+            r->text.data[end] = '\0';
         }
         return FINISH_STOP_STRING;
     }
-    r->text_sent = r->text.len - held_back(q);
+    end = r->text.len - held_back(q);
+    if (r->n_regexes > 0 && q->pattern_at < end) end = q->pattern_at;
+    if (end > r->text_sent) r->text_sent = end;
     return FINISH_NONE;
 }
 
@@ -212,6 +269,8 @@ bool output_score(struct seq *q, int32_t p, const struct sample_output *o)
     pthread_mutex_lock(&r->lock);
     r->prompt_logprobs[i] = o->logprob;
     bool ok = !r->prompt_top || top_fill(&r->prompt_top[i], o);
+    if (r->prompt_of)
+        memcpy(r->prompt_of + (size_t)i * (size_t)r->n_of, o->of, (size_t)r->n_of * sizeof(float));
     if (ok && p + 1 == q->n_prompt) r->prompt_done = true;
     pthread_mutex_unlock(&r->lock);
     q->next_score = p + 1;

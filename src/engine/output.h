@@ -4,7 +4,8 @@
  * Stop strings run as one automaton each (Knuth, Morris, Pratt) over the bytes of the text, so a
  * token costs its bytes times the number of stops, whatever their length; the longest partial match
  * is what is held back from the client.  Of several matches the one that ends first wins, then the
- * longest.
+ * longest.  Patterns are searched for after that (text/stop_regex.h); of several the one that begins
+ * first wins.
  */
 #ifndef ENGINE_OUTPUT_H
 #define ENGINE_OUTPUT_H
@@ -16,7 +17,7 @@
 bool output_init(struct seq *q, const struct tokenizer *tok);
 void output_release(struct seq *q);
 /* Append the token (request's lock is taken inside).  The finish reason is returned and already
- * stored with its match; `done` is not set.  FINISH_ABORT: out of memory. */
+ * stored with its match; `done` is not set.  FINISH_ABORT: q->stop_error, or out of memory. */
 finish_t output_token(struct seq *q, const struct sample_output *o, const struct config *c);
 /* The next token is drawn under this version.  False: out of memory. */
 bool output_version(struct seq *q, uint64_t id, const char *version);

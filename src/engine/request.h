@@ -10,7 +10,8 @@
  *
  * Text: the engine detokenizes as it goes.  text.data[0 .. text_sent) can be given to a client: it ends at
  * a whole character and holds nothing that could be the beginning of a stop string (case C43).  When done,
- * text_sent == text.len and the matched stop is cut off (unless no_stop_trim).
+ * text_sent == text.len and the matched stop is cut off (unless no_stop_trim).  A pattern stops the request at
+ * the first token with which the text has a match.
  *
  * Logprob lists: output_logprobs[i] belongs to output_ids[i], always of equal length.  prompt_logprobs
  * covers prompt positions logprob_start .. n_prompt-1; the entry of position 0 of the prompt is
@@ -22,6 +23,7 @@
 #include "base/buf.h"
 #include "model/sample.h"
 #include "text/detok.h"
+#include "text/stop_regex.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -56,12 +58,22 @@ struct request {
     char **stops;                 /* stop strings, not empty */
     size_t *stop_bytes;
     int32_t n_stops;
+    struct stop_regex **regexes;  /* [n_regexes]; their patterns follow the stop strings in `stops` */
+    int32_t n_regexes;
     bool ignore_eos, skip_special, no_stop_trim;
     bool want_logprobs;
     int32_t logprob_start;        /* -1: no prompt logprobs; else first prompt position */
     int32_t n_top;
+    int32_t *of;                  /* [n_of] ids whose logprobs are wanted at every position */
+    int32_t n_of;
+    bool want_kept;               /* ids that the filters left at each output position (sample.h) */
     int32_t priority;
+    int32_t stream_interval;      /* the server's: tokens from one frame of a stream to the next */
     char *extra_key;              /* namespaces the prefix cache; NULL: none */
+    bool want_experts;
+    int32_t experts_start;        /* position of the first row wanted */
+    int16_t *forced;              /* [n_forced][layers][top_k]: experts of the prompt's first tokens */
+    int32_t n_forced;
     void (*notify)(void *ctx);
     void *ctx;
 
@@ -70,23 +82,29 @@ struct request {
     int32_t *output_ids;
     float *output_logprobs;
     struct top_row *output_top;   /* if n_top */
+    float *output_of;             /* [n_output][n_of] */
+    struct buf kept, kept_ends;   /* int32: ids of all positions, and where each position's end in them */
     int32_t n_output;
     float *prompt_logprobs;       /* [n_prompt - logprob_start], complete when prompt_done */
     struct top_row *prompt_top;
+    float *prompt_of;             /* [n_prompt - logprob_start][n_of] */
     bool prompt_done;
     struct buf text;
     size_t text_sent;
+    bool has_experts;             /* when done: asked for, and all rows were there */
+    int32_t n_expert_rows;        /* n_prompt + n_output - 1 - experts_start, at least 0 */
+    uint8_t *experts;             /* rows of routing.h */
     bool done;
     finish_t finish;
     int32_t matched_id;           /* FINISH_STOP_ID */
-    int32_t matched_stop;         /* FINISH_STOP_STRING: index into stops */
+    int32_t matched_stop;         /* FINISH_STOP_STRING: index into stops (a pattern: n_stops and above) */
     char finish_message[256];     /* FINISH_ABORT */
     int finish_status;            /* FINISH_ABORT: 0, or an HTTP status the request failed with */
     int32_t cached_tokens, num_retractions, n_chunks; /* n_chunks: prefill pieces */
     char weight_version[128];     /* at completion */
     struct version_span *spans;   /* of output_ids, in order; the n add up to n_output */
     int32_t n_spans;
-    int64_t t_submit, t_first, t_end; /* clock_ns */
+    int64_t t_submit, t_admit, t_first, t_end; /* clock_ns; t_admit: first admission, 0: never */
 
     /* engine's own */
     _Atomic int refs;

@@ -1,5 +1,6 @@
 #include "engine/sched.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include <string.h>
 
@@ -70,6 +71,12 @@ static bool same_key(const struct request *a, const struct request *b)
            (!a->extra_key || strcmp(a->extra_key, b->extra_key) == 0);
 }
 
+/* Given experts make KV that no other request may have. */
+static bool uses_cache(const struct sched *s, const struct seq *q)
+{
+    return !s->no_cache && !q->mixed && q->r->n_forced == 0;
+}
+
 /* Tokens a hit may cover: one is always computed, and so is all that scoring needs. */
 static int32_t hit_limit(const struct seq *q)
 {
@@ -85,7 +92,7 @@ static bool prefix_coming(const struct sched *s, const struct seq *q, int32_t hi
     for (int32_t i = 0; i < s->n_running; i++) {
         const struct seq *p = s->running[i];
         int32_t end = limit < p->n_ids ? limit : p->n_ids;
-        if (p->mixed || p->computed >= p->n_ids - 1 || end < hit_tokens + s->page_tokens ||
+        if (!uses_cache(s, p) || p->computed >= p->n_ids - 1 || end < hit_tokens + s->page_tokens ||
             p->computed >= end || !same_key(p->r, q->r))
             continue;
         if (memcmp(p->ids, q->ids, (size_t)(hit_tokens + s->page_tokens) * sizeof(int32_t)) == 0)
@@ -117,7 +124,7 @@ static admit_t admit_one(struct sched *s, struct seq *q, uint64_t epoch)
     int32_t limit = hit_limit(q), n_hit = 0;
     struct radix_node *node = NULL;
     if (!reserve_pages(q, pages_for(s, q->n_ids) + 1)) return FULL;
-    if (!s->no_cache) {
+    if (uses_cache(s, q)) {
         node = radix_match(s->tree, epoch, q->r->extra_key, q->ids, limit, q->pages, &n_hit);
         if (prefix_coming(s, q, n_hit * s->page_tokens)) return LATER;
     }
@@ -138,6 +145,7 @@ static admit_t admit_one(struct sched *s, struct seq *q, uint64_t epoch)
     s->running[s->n_running++] = q;
     if (!q->admitted) {
         q->admitted = true;
+        q->r->t_admit = clock_ns();
         s->cached_tokens += q->computed;
         pthread_mutex_lock(&q->r->lock);
         q->r->cached_tokens = q->computed;
@@ -180,7 +188,7 @@ struct seq *sched_youngest(const struct sched *s)
 void sched_share(struct sched *s, struct seq *q)
 {
     int32_t full = q->computed / s->page_tokens, done;
-    if (s->no_cache || q->mixed || full <= q->in_tree) return;
+    if (!uses_cache(s, q) || full <= q->in_tree) return;
     struct radix_node *n =
         radix_insert(s->tree, q->epoch, q->r->extra_key, q->ids, full, q->pages, &done);
     if (!n || done < q->in_tree) return;

@@ -37,6 +37,9 @@ struct seq {
     int32_t *fail_at;        /* [n_stops] where each begins */
     int32_t *stop_state;     /* [n_stops] bytes matched so far */
     size_t fed;              /* text bytes the automata have seen */
+    size_t searched;         /* text bytes the patterns have seen */
+    size_t pattern_at;       /* where a pattern's match may still begin; all of the text: nowhere */
+    char stop_error[160];    /* why a pattern could not be searched for; empty: it could */
 };
 
 struct sched {

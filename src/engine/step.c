@@ -16,13 +16,16 @@ err_t step_buffers(struct engine *e, struct err *err)
     e->rows = mem_try_array(n, sizeof(*e->rows));
     e->in = mem_try_array(n, sizeof(*e->in));
     e->out = mem_try_array(n, sizeof(*e->out));
+    size_t row = (size_t)e->o.config->n_layers * (size_t)e->o.config->top_k;
+    if (e->routing) e->experts = mem_try_array(n, row * sizeof(*e->experts));
+    e->forced = mem_try_array(n, sizeof(*e->forced));
     e->row_pos = mem_try_array(n, sizeof(*e->row_pos));
     e->seqs = mem_try_array(r, sizeof(*e->seqs));
     e->planned = mem_try_array(r, sizeof(*e->planned));
     e->cap_barred = 64;
     e->barred = mem_try_array(64, sizeof(*e->barred));
     if (!e->barred || !e->ids || !e->pos || !e->seq_of || !e->rows || !e->in || !e->out ||
-        !e->row_pos || !e->seqs || !e->planned)
+        !e->row_pos || !e->seqs || !e->planned || !e->forced || (e->routing && !e->experts))
         return err_set(err, ERR_NOMEM, "no memory for steps of %zu tokens", n);
     return OK;
 }
@@ -35,6 +38,8 @@ void step_release(struct engine *e)
     mem_free(e->rows);
     mem_free(e->in);
     mem_free(e->out);
+    mem_free(e->experts);
+    mem_free(e->forced);
     mem_free(e->row_pos);
     mem_free(e->seqs);
     mem_free(e->planned);
@@ -60,6 +65,9 @@ static void add_row(struct engine *e, struct step *st, int32_t token, struct sam
 {
     int32_t i = st->n_rows++;
     e->in[i] = in;
+    e->out[i].of = NULL;
+    e->out[i].kept = NULL;
+    e->out[i].no_memory = false;
     e->rows[i] = (struct step_row){token, &e->in[i], &e->out[i]};
     e->row_pos[i] = score_pos;
 }
@@ -67,6 +75,7 @@ static void add_row(struct engine *e, struct step *st, int32_t token, struct sam
 static void lay_out(struct engine *e, struct step *st, struct seq *q, int32_t *n_barred)
 {
     struct request *r = q->r;
+    size_t row = (size_t)e->o.config->n_layers * (size_t)e->o.config->top_k;
     int32_t s = st->n_seqs++;
     e->planned[s] = q;
     e->seqs[s] = (struct step_seq){q->pages, q->n_pages};
@@ -75,12 +84,18 @@ static void lay_out(struct engine *e, struct step *st, struct seq *q, int32_t *n
         e->ids[t] = q->ids[p];
         e->pos[t] = p;
         e->seq_of[t] = s;
+        e->forced[t] = p < r->n_forced ? r->forced + (size_t)p * row : NULL;
+        if (e->forced[t]) st->forced = e->forced;
         if (p + 1 < q->n_prompt && p + 1 >= q->next_score) {
-            add_row(e, st, t, (struct sample_input){.target = q->ids[p + 1], .n_top = r->n_top},
+            add_row(e, st, t, (struct sample_input){.target = q->ids[p + 1], .n_top = r->n_top,
+                                            .n_of = r->n_of, .of = r->of},
                     p + 1);
         } else if (p + 1 == q->n_ids && q->max_new > 0) {
             struct sample_input in = {.target = -1,
                                       .n_top = r->want_logprobs ? r->n_top : 0,
+                                      .n_of = r->n_of,
+                                      .of = r->of,
+                                      .want_kept = r->want_kept,
                                       .params = &r->sp,
                                       .output_ids = r->output_ids,
                                       .n_output = r->n_output,
@@ -106,6 +121,10 @@ static bool take_row(struct engine *e, struct seq *q, int32_t row)
         engine_finish(e, q, FINISH_ABORT, 500, text);
         return false;
     }
+    if (o->no_memory) {
+        engine_finish(e, q, FINISH_ABORT, 503, "out of memory");
+        return false;
+    }
     if (e->row_pos[row] >= 0) {
         if (output_score(q, e->row_pos[row], o)) return true;
         engine_finish(e, q, FINISH_ABORT, 503, "out of memory");
@@ -120,13 +139,23 @@ static bool take_row(struct engine *e, struct seq *q, int32_t row)
     e->output_tokens++;
     e->window_tokens++;
     if (f == FINISH_NONE) return true;
-    engine_finish(e, q, f, f == FINISH_ABORT ? 503 : 0, "out of memory");
+    snprintf(text, sizeof(text), "%s", q->stop_error[0] ? q->stop_error : "out of memory");
+    engine_finish(e, q, f, f != FINISH_ABORT ? 0 : q->stop_error[0] ? 400 : 503, text);
     return false;
+}
+
+/* Experts of the step's tokens, beside their K and V. */
+static void keep_experts(struct engine *e, const struct step *st)
+{
+    size_t row = (size_t)e->o.config->n_layers * (size_t)e->o.config->top_k;
+    for (int32_t t = 0; e->routing && t < st->n_tokens; t++)
+        routing_put(e->routing, st->seqs[st->seq[t]].pages, st->pos[t], st->experts + (size_t)t * row);
 }
 
 static void hand_out(struct engine *e, const struct step *st)
 {
     int32_t row = 0;
+    keep_experts(e, st);
     for (int32_t s = 0; s < st->n_seqs; s++) {
         struct seq *q = e->planned[s];
         int32_t before = q->r->n_output;
@@ -154,6 +183,14 @@ static void hand_out(struct engine *e, const struct step *st)
             engine_finish(e, q, FINISH_LENGTH, 0, NULL);
         else if (q->r->n_output > before && q->r->notify)
             q->r->notify(q->r->ctx);
+    }
+}
+
+static void free_rows(const struct step *st)
+{
+    for (int32_t i = 0; i < st->n_rows; i++) {
+        mem_free(st->rows[i].out->of);
+        mem_free(st->rows[i].out->kept);
     }
 }
 
@@ -205,15 +242,22 @@ bool step_run(struct engine *e)
         return true;
     }
     struct step st = {
-        .ids = e->ids, .pos = e->pos, .seq = e->seq_of, .seqs = e->seqs, .rows = e->rows};
-    int32_t n_barred = 0;
+        .ids = e->ids, .pos = e->pos, .seq = e->seq_of, .seqs = e->seqs, .rows = e->rows,
+        .experts = e->experts};
+    int32_t n_barred = 0, decodes = 0;
     e->steps++;
     int32_t planned = sched_plan(s);
     end_without_memory(e);
     if (planned == 0) return true;
     for (int32_t i = 0; i < s->n_running; i++)
-        if (s->running[i]->plan > 0) lay_out(e, &st, s->running[i], &n_barred);
-    atomic_store(&e->step_began, clock_ns());
+        if (s->running[i]->plan > 0) {
+            decodes += s->running[i]->computed >= s->running[i]->n_prompt;
+            lay_out(e, &st, s->running[i], &n_barred);
+        }
+    struct profile_record record = {.begin = clock_ns(), .running = s->n_running, .waiting = s->n_waiting,
+                                    .pages_free = pages_available(s->pages)};
+    int64_t drawn = e->output_tokens;
+    atomic_store(&e->step_began, record.begin);
     model_submit(e->o.model, &st);
     struct err err = {0};
     err_t rc = model_collect(e->o.model, &st, &err);
@@ -222,5 +266,10 @@ bool step_run(struct engine *e)
         hand_out(e, &st);
     else
         step_failed(e, &st, rc, &err);
+    free_rows(&st);
+    record.end = clock_ns();
+    record.output_tokens = (int32_t)(e->output_tokens - drawn);
+    record.prompt_tokens = st.n_tokens - decodes;
+    profile_step(&e->profile, &record);
     return true;
 }

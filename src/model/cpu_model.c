@@ -133,6 +133,13 @@ static const char *cpu_isa(const struct model *base)
     return ((const struct cpu_model *)base)->ops->name;
 }
 
+static unsigned cpu_can(const struct model *base)
+{
+    unsigned always = MODEL_OF | MODEL_KEPT;
+    bool moe = ((const struct cpu_model *)base)->c.n_experts > 0;
+    return moe ? always | MODEL_EXPERTS | MODEL_FORCED : always;
+}
+
 static void cpu_break_invariance(struct model *base)
 {
     ((struct cpu_model *)base)->broken = true;
@@ -198,11 +205,13 @@ static bool get_buffers(struct cpu_model *m)
     size_t nq = (size_t)c->n_heads * (size_t)c->head_dim, vocab = (size_t)c->vocab_size;
     size_t nkv = (size_t)c->n_kv_heads * (size_t)c->head_dim, k = (size_t)c->top_k;
     size_t ne = (size_t)c->n_experts, inner = (size_t)c->intermediate_size;
+    size_t rows = n > ROW_CHUNK ? n : ROW_CHUNK, blocks = fixed_blocks(forward_widest(c));
     return get(&m->x, n, hidden, f) && get(&m->a, n, hidden, f) && get(&m->y, n, hidden, f) &&
            get(&m->q, n, nq, f) && get(&m->o, n, nq, f) && get(&m->k, n, nkv, f) &&
            get(&m->v, n, nkv, f) && get(&m->router, n, ne, f) && get(&m->packed, n, k, 4) &&
            get(&m->h, n, inner, f) && get(&m->logits, ROW_CHUNK, vocab, f) &&
            get(&m->scratch, ROW_CHUNK, vocab, f) && get(&m->scratch_ids, ROW_CHUNK, vocab, 4) &&
+           get(&m->fixed, rows, blocks, sizeof(struct fixed)) &&
            get_kv(m) && get(&m->cos, (size_t)m->n_angles, (size_t)c->head_dim / 2, f) &&
            get(&m->sin, (size_t)m->n_angles, (size_t)c->head_dim / 2, f);
 }
@@ -212,7 +221,8 @@ static void cpu_free(struct model *base)
     struct cpu_model *m = (struct cpu_model *)base;
     void *all[] = {m->cos, m->sin,   m->kv,        m->x,      m->a,       m->q,
                    m->o,   m->k,     m->v,         m->y,      m->router,  m->packed,
-                   m->h,   m->act_a, m->act_scale, m->logits, m->scratch, m->scratch_ids};
+                   m->h,   m->act_a, m->act_scale, m->logits, m->scratch, m->scratch_ids,
+                   m->fixed};
     moe_op_free(m->moe);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         mem_free(all[i]);
@@ -222,6 +232,7 @@ static void cpu_free(struct model *base)
 static const struct model_ops cpu_ops = {
     .free = cpu_free,
     .isa = cpu_isa,
+    .can = cpu_can,
     .set_numerics = cpu_set_numerics,
     .check_update = cpu_check_update,
     .kv_clear = cpu_kv_clear,

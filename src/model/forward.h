@@ -39,6 +39,7 @@ struct cpu_model {
     float *h;                 /* dense, [slice][intermediate] */
     act_t act;                /* what quantized matrices read */
     float *act_a, *act_scale; /* rounded GEMM input, [slice or ROW_CHUNK][widest], and its scales */
+    struct fixed *fixed;      /* what 4-bit matrices read, [slice or ROW_CHUNK][blocks of widest] */
     float *logits, *scratch;  /* [ROW_CHUNK][vocab] */
     int32_t *scratch_ids;     /* [ROW_CHUNK][vocab] */
 };
@@ -64,8 +65,8 @@ static inline uint8_t *model_kv(const struct cpu_model *m, int layer, int is_v, 
 }
 
 /* Rows that several matrices read; rounded once (into m->act_a, densely) if one of them is
- * quantized and the activation format is not BF16.  ACT_NVFP4 takes the largest input scale of the
- * slots. */
+ * quantized and the activation format is not BF16, and put into fixed point (m->fixed, densely) if
+ * one has 4-bit elements.  ACT_NVFP4 takes the largest input scale of the slots. */
 struct inputs {
     const float *a; /* row i at a + (idx ? idx[i] : i) * cols */
     const int32_t *idx;
@@ -73,6 +74,7 @@ struct inputs {
 };
 struct inputs forward_inputs(struct cpu_model *m, const float *a, const int32_t *idx, int32_t rows,
                              size_t cols, const size_t *slots, int n_slots);
+size_t forward_widest(const struct config *c); /* columns of the widest */
 /* The GEMM of a slot over them, without `out`. */
 struct gemm forward_reads(const struct cpu_model *m, const struct inputs *in, size_t slot);
 /* out[rows][w->rows] = the inputs times the matrix of a slot. */

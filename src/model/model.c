@@ -11,6 +11,11 @@ const char *model_isa(const struct model *m)
     return m->ops->isa(m);
 }
 
+unsigned model_can(const struct model *m)
+{
+    return m->ops->can(m);
+}
+
 err_t model_set_numerics(struct model *m, act_t act, bool routed, struct err *e)
 {
     return m->ops->set_numerics(m, act, routed, e);

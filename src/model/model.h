@@ -53,6 +53,10 @@ struct step {
     const struct step_seq *seqs;
     int32_t n_rows;
     const struct step_row *rows;
+    /* Experts, [n_layers][top_k] a token; a dense layer has zeros. */
+    int16_t *experts;             /* [n_tokens]: those that were chosen; NULL: not asked for */
+    const int16_t *const *forced; /* [n_tokens]: those to take, weighed by the router's logits;
+                                     NULL, or NULL of a token: the router chooses */
 };
 
 /* The slots of the model for the store; caller frees *specs with mem_free. */
@@ -78,6 +82,14 @@ err_t model_check_update(const struct model *m, const struct update *u, struct e
  * the quantized matrices: a name of format/act.h, or one that is not offered. */
 const char *model_recipe(const struct store *s);
 const char *model_isa(const struct model *m);
+/* What a model of this kind does beyond tokens and logprobs. */
+enum model_can {
+    MODEL_EXPERTS = 1, /* fills step.experts */
+    MODEL_FORCED = 2,  /* takes step.forced */
+    MODEL_OF = 4,      /* sample_input.of */
+    MODEL_KEPT = 8,    /* sample_input.want_kept */
+};
+unsigned model_can(const struct model *m);
 
 size_t model_kv_page_bytes(const struct config *c, kv_type_t kv); /* K and V of all layers */
 /* Zero a page before a new owner writes it (determinism: nothing of a former owner is read). */

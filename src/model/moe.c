@@ -30,6 +30,44 @@ err_t forward_moe_new(struct cpu_model *m, act_t act, struct err *e)
     return OK;
 }
 
+/* A token's place in step.experts or step.forced. */
+static size_t layer_at(const struct slice *s)
+{
+    return (size_t)s->layer * (size_t)s->m->c.top_k;
+}
+
+/* Tokens whose experts are given: through the packed form, with the weights that the router's logits
+ * give them. */
+static void force(struct slice *s, const struct route *r)
+{
+    struct cpu_model *m = s->m;
+    float scratch[2 * ROUTE_EXPERTS_MAX], weights[ROUTE_TOP_K_MAX];
+    int32_t ids[ROUTE_TOP_K_MAX];
+    moe_op_pack(m->moe, m->packed, s->n);
+    for (int32_t i = 0; i < s->n; i++) {
+        const int16_t *given = s->st->forced[s->t0 + i];
+        if (!given) continue;
+        for (int32_t k = 0; k < r->top_k; k++)
+            ids[k] = given[layer_at(s) + (size_t)k];
+        route_weigh(r, m->ops, m->router + (size_t)i * (size_t)r->n_experts, scratch, ids, weights);
+        for (int32_t k = 0; k < r->top_k; k++)
+            m->packed[i * r->top_k + k] = route_pack(ids[k], weights[k]);
+    }
+    moe_op_unpack(m->moe, m->packed, s->n);
+}
+
+/* ids [s->n][top_k], or NULL: zeros. */
+static void tell_experts(struct slice *s, const int32_t *ids)
+{
+    size_t k = (size_t)s->m->c.top_k, row = (size_t)s->m->c.n_layers * k;
+    if (!s->st->experts) return;
+    for (size_t i = 0; i < (size_t)s->n; i++) {
+        int16_t *to = s->st->experts + ((size_t)s->t0 + i) * row + layer_at(s);
+        for (size_t j = 0; j < k; j++)
+            to[j] = ids ? (int16_t)ids[i * k + j] : 0;
+    }
+}
+
 void forward_moe(struct slice *s)
 {
     struct cpu_model *m = s->m;
@@ -38,10 +76,13 @@ void forward_moe(struct slice *s)
     forward_norm(s, s->slots.post_norm);
     forward_gemm(m, m->router, m->a, s->n, s->slots.router);
     moe_op_route(m->moe, &r, m->router, s->n, NULL);
-    if (m->routed) {
+    if (s->st->forced) {
+        force(s, &r);
+    } else if (m->routed) {
         moe_op_pack(m->moe, m->packed, s->n);
         moe_op_unpack(m->moe, m->packed, s->n);
     }
+    tell_experts(s, moe_op_ids(m->moe));
     moe_op_run(m->moe, &w, m->a, s->n, m->x);
 }
 
@@ -50,6 +91,7 @@ void forward_dense(struct slice *s)
     struct cpu_model *m = s->m;
     const struct layer_slots *l = &s->slots;
     const size_t pair[] = {l->gate, l->up};
+    tell_experts(s, NULL);
     forward_norm(s, l->post_norm);
     struct inputs in = forward_inputs(m, m->a, NULL, s->n, (size_t)m->c.hidden_size, pair, 2);
     struct gemm gate = forward_reads(m, &in, l->gate), up = forward_reads(m, &in, l->up);

@@ -14,6 +14,7 @@ struct rows {
     float *act;         /* [rows][cols]; `plain` itself where nothing else reads that */
     float *scale;       /* [rows][act_scales] */
     float input;        /* the input scale in use */
+    struct fixed *fixed; /* [rows][fixed_blocks(cols)]: what 4-bit matrices read */
 };
 
 struct moe_op {
@@ -82,6 +83,9 @@ static bool get_buffers(struct moe_op *op)
               get(&op->ey, n, hidden, f);
     if (ok && s->weigh_input) ok = get(&op->weighed, t, hidden, f);
     op->h.plain = op->h.act = op->inner;
+    if (ok)
+        ok = get(&op->in.fixed, t, fixed_blocks(hidden), sizeof(struct fixed)) &&
+             get(&op->h.fixed, n, fixed_blocks(inner), sizeof(struct fixed));
     if (!ok || s->act == ACT_BF16) return ok;
     return get(&op->in.act, t, hidden, f) && get(&op->in.scale, t, act_scales(s->act, hidden), f) &&
            get(&op->h.scale, n, act_scales(s->act, inner), f);
@@ -109,8 +113,9 @@ err_t moe_op_new(struct moe_op **out, const struct moe_shape *s, const struct ba
 void moe_op_free(struct moe_op *op)
 {
     if (op == NULL) return;
-    void *all[] = {op->ids,     op->weights, op->row_of, op->src,      op->first,   op->active,
-                   op->weighed, op->inner,   op->in.act, op->in.scale, op->h.scale, op->ey};
+    void *all[] = {op->ids,    op->weights,  op->row_of,  op->src,      op->first,
+                   op->active, op->weighed,  op->inner,   op->in.act,   op->in.scale,
+                   op->h.scale, op->in.fixed, op->h.fixed, op->ey};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         mem_free(all[i]);
     mem_free(op);
@@ -259,10 +264,18 @@ err_t moe_op_check_inputs(const struct moe_op *op, const struct moe_weights *w, 
     return OK;
 }
 
+/* Does any down (or gate and up) have 4-bit elements? */
+static bool any_fixed(const struct moe_op *op, const struct moe_weights *w, bool down)
+{
+    for (size_t i = 0; i < (size_t)op->s.n_local * MOE_MATRICES; i++)
+        if ((i % MOE_MATRICES == MOE_DOWN) == down && matrix_fixed(&w->experts[i])) return true;
+    return false;
+}
+
 static struct gemm reads(const struct moe_op *op, const struct rows *r, size_t cols,
                          const struct matrix *m)
 {
-    struct gemm g = {.a = r->plain, .lda = cols, .w = m};
+    struct gemm g = {.a = r->plain, .lda = cols, .fixed = r->fixed, .w = m};
     if (!rounds(op, m)) return g;
     uint32_t group = acts[op->s.act].scale_group;
     g.a = r->act;
@@ -278,20 +291,35 @@ static void round_row(const struct moe_op *op, const struct rows *r, size_t row,
             r->input);
 }
 
+/* 4-bit matrices are quantized, so they read rounded rows where anything does. */
+static void fix_row(const struct moe_op *op, const struct rows *r, size_t row, size_t cols)
+{
+    const float *x = op->s.act != ACT_BF16 ? r->act : r->plain;
+    fixed_row(r->fixed + row * fixed_blocks(cols), x + row * cols, cols);
+}
+
 static void round_in(void *arg, int i)
 {
     const struct moe_op *op = arg;
     round_row(op, &op->in, (size_t)i, (size_t)op->s.hidden);
 }
 
+static void fix_in(void *arg, int i)
+{
+    const struct moe_op *op = arg;
+    fix_row(op, &op->in, (size_t)i, (size_t)op->s.hidden);
+}
+
 /* Rows of one active expert; its matrix decides, and nothing else reads them. */
-static void round_h(void *arg, int i)
+static void prepare_h(void *arg, int i)
 {
     const struct moe_op *op = arg;
     int32_t e = op->active[i];
-    if (!rounds(op, &op->w->experts[e * MOE_MATRICES + MOE_DOWN])) return;
-    for (int32_t r = op->first[e]; r < op->first[e + 1]; r++)
-        round_row(op, &op->h, (size_t)r, (size_t)op->s.inner);
+    const struct matrix *m = &op->w->experts[e * MOE_MATRICES + MOE_DOWN];
+    for (int32_t r = op->first[e]; r < op->first[e + 1]; r++) {
+        if (rounds(op, m)) round_row(op, &op->h, (size_t)r, (size_t)op->s.inner);
+        if (matrix_fixed(m)) fix_row(op, &op->h, (size_t)r, (size_t)op->s.inner);
+    }
 }
 
 static void weigh_row(void *arg, int i)
@@ -454,8 +482,9 @@ void moe_op_run(struct moe_op *op, const struct moe_weights *w, const float *x, 
     op->in.plain = op->s.weigh_input ? op->weighed : x;
     if (op->s.weigh_input) pool_run(op->pool, weigh_row, op, n);
     if (in) pool_run(op->pool, round_in, op, n);
+    if (any_fixed(op, w, false)) pool_run(op->pool, fix_in, op, n);
     pool_run(op->pool, expert_gate_up, op, n_active * blocks_of(op->s.inner));
-    if (h) pool_run(op->pool, round_h, op, n_active);
+    if (h || any_fixed(op, w, true)) pool_run(op->pool, prepare_h, op, n_active);
     pool_run(op->pool, expert_down, op, n_active * blocks_of(op->s.hidden));
     pool_run(op->pool, combine_token, op, n);
 }

@@ -39,12 +39,30 @@ static void round_row(void *arg, int i)
             l->a + from * l->cols, l->cols, l->input);
 }
 
+static bool any_fixed(const struct cpu_model *m, const size_t *slots, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (matrix_fixed(store_matrix(m->store, slots[i]))) return true;
+    return false;
+}
+
+/* 4-bit matrices are quantized, so they read rounded rows where anything does. */
+static void fix_row(void *arg, int i)
+{
+    const struct round_loop *l = arg;
+    const struct cpu_model *m = l->m;
+    size_t row = (size_t)i, from = (size_t)(l->idx ? l->idx[i] : i);
+    const float *x = m->act != ACT_BF16 ? m->act_a + row * l->cols : l->a + from * l->cols;
+    fixed_row(m->fixed + row * fixed_blocks(l->cols), x, l->cols);
+}
+
 struct inputs forward_inputs(struct cpu_model *m, const float *a, const int32_t *idx, int32_t rows,
                              size_t cols, const size_t *slots, int n_slots)
 {
     struct inputs in = {.a = a, .idx = idx, .cols = cols};
     struct round_loop l = {.m = m, .a = a, .idx = idx, .cols = cols};
     if (any_rounds(m, slots, n_slots, &l.input)) pool_run(m->pool, round_row, &l, rows);
+    if (any_fixed(m, slots, n_slots)) pool_run(m->pool, fix_row, &l, rows);
     return in;
 }
 
@@ -52,6 +70,10 @@ struct gemm forward_reads(const struct cpu_model *m, const struct inputs *in, si
 {
     const struct matrix *w = store_matrix(m->store, slot);
     struct gemm g = {.a = in->a, .lda = in->cols, .idx = in->idx, .w = w, .ldo = w->rows};
+    if (matrix_fixed(w)) {
+        g.fixed = m->fixed;
+        g.idx = NULL;
+    }
     if (!rounds(m, w)) return g;
     uint32_t group = acts[m->act].scale_group;
     g.a = m->act_a;
@@ -76,7 +98,7 @@ void forward_gemm(struct cpu_model *m, float *out, const float *a, int32_t rows,
     forward_multiply(m, out, &in, rows, slot);
 }
 
-static size_t widest(const struct config *c)
+size_t forward_widest(const struct config *c)
 {
     size_t n = (size_t)c->hidden_size, q = (size_t)c->n_heads * (size_t)c->head_dim;
     if (n < q) n = q;
@@ -86,7 +108,7 @@ static size_t widest(const struct config *c)
 /* Old buffers go; BF16 needs none. */
 static bool get_act(struct cpu_model *m, act_t act)
 {
-    size_t cols = widest(&m->c), n, ns;
+    size_t cols = forward_widest(&m->c), n, ns;
     size_t rows = (size_t)(m->slice > ROW_CHUNK ? m->slice : ROW_CHUNK);
     mem_free(m->act_a);
     mem_free(m->act_scale);

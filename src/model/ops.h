@@ -15,6 +15,7 @@ struct model {
 struct model_ops {
     void (*free)(struct model *m);
     const char *(*isa)(const struct model *m);
+    unsigned (*can)(const struct model *m);
     err_t (*set_numerics)(struct model *m, act_t act, bool routed, struct err *e);
     err_t (*check_update)(const struct model *m, const struct update *u, struct err *e);
     void (*kv_clear)(struct model *m, int32_t page);

@@ -7,6 +7,7 @@
  */
 #include "model/sample.h"
 #include "backend/cpu/cpu.h"
+#include "base/mem.h"
 #include <math.h>
 
 struct row {
@@ -148,8 +149,9 @@ static void sift(const float *x, int32_t *heap, int32_t n, int32_t at)
     heap[at] = id;
 }
 
-/* In falling order of probability until a filter ends it; a heap sorts no more than is needed. */
-static void draw_sorted(struct draw *d, const struct row *r, const struct sample_params *p,
+/* In falling order of probability until a filter ends it; a heap sorts no more than is needed.  What
+ * was passed lies behind the heap, the first one last; returns how many. */
+static int32_t draw_sorted(struct draw *d, const struct row *r, const struct sample_params *p,
                         const float *e, int32_t *heap)
 {
     int32_t n = r->n, k = p->top_k > 0 && p->top_k < n ? p->top_k : n;
@@ -158,24 +160,28 @@ static void draw_sorted(struct draw *d, const struct row *r, const struct sample
         heap[i] = i;
     for (int32_t i = n / 2; i-- > 0;)
         sift(r->x, heap, n, i);
-    for (int32_t rank = 0; rank < k; rank++) {
+    int32_t rank = 0;
+    for (; rank < k; rank++) {
         int32_t id = heap[0];
         if (rank > 0 && (passed / r->sum > (double)p->top_p || e[id] < p->min_p)) break;
         consider(d, r->x, id);
         passed += (double)e[id];
         heap[0] = heap[--n];
+        heap[n] = id;
         if (n > 0) sift(r->x, heap, n, 0);
     }
+    return rank;
 }
 
+/* *n_kept: with want_kept, how many ids at the end of scratch_ids the filters left (0: the drawn one). */
 static int32_t draw(const struct sample_input *in, const struct row *r, const float *e,
-                    int32_t *scratch_ids)
+                    int32_t *scratch_ids, int32_t *n_kept)
 {
     const struct sample_params *p = in->params;
     struct draw d = {.key = noise_key(p, in->position), .best = -1, .score = -INFINITY};
     if (p->top_k == 1) return arg_max(r->x, r->n);
-    if ((p->top_k > 0 && p->top_k < r->n) || p->top_p < 1.0f) {
-        draw_sorted(&d, r, p, e, scratch_ids);
+    if ((p->top_k > 0 && p->top_k < r->n) || p->top_p < 1.0f || in->want_kept) {
+        *n_kept = draw_sorted(&d, r, p, e, scratch_ids);
         return d.best < 0 ? 0 : d.best;
     }
     consider(&d, r->x, arg_max(r->x, r->n)); /* a good first bound: most need no noise at all */
@@ -184,13 +190,44 @@ static int32_t draw(const struct sample_input *in, const struct row *r, const fl
     return d.best < 0 ? 0 : d.best;
 }
 
+/* The ids at the end of scratch_ids, and the drawn one's logprob among them. */
+static void keep(struct sample_output *out, const struct row *r, const int32_t *scratch_ids,
+                 int32_t n_kept)
+{
+    double sum = 0.0;
+    const int32_t *from = n_kept ? scratch_ids + r->n - 1 : &out->id;
+    int32_t n = n_kept ? n_kept : 1;
+    out->kept = mem_try_array((size_t)n, sizeof *out->kept);
+    out->no_memory |= !out->kept;
+    if (!out->kept) return;
+    out->n_kept = n;
+    for (int32_t i = 0; i < n; i++) {
+        out->kept[i] = from[-i];
+        sum += exp((double)r->x[from[-i]] - (double)r->x[out->id]);
+    }
+    float lp = (float)-log(sum);
+    out->logprob = isfinite(lp) ? lp : SAMPLE_FLOOR;
+}
+
+static void fill_of(struct sample_output *out, const struct row *r, const struct sample_input *in)
+{
+    if (in->n_of <= 0) return;
+    out->of = mem_try_array((size_t)in->n_of, sizeof *out->of);
+    out->no_memory |= !out->of;
+    for (int32_t i = 0; out->of && i < in->n_of; i++)
+        out->of[i] = logprob(r, in->of[i]);
+}
+
 void sample_row(const struct sample_input *in, struct sample_output *out, float *logits,
                 int32_t vocab, float *scratch, int32_t *scratch_ids)
 {
     bool scored = in->target >= 0;
     out->id = 0;
     out->logprob = SAMPLE_FLOOR;
-    out->n_top = 0;
+    out->n_top = out->n_kept = 0;
+    out->of = NULL;
+    out->kept = NULL;
+    out->no_memory = false;
     out->finite = all_finite(logits, vocab);
     if (!out->finite) return;
     if (!scored) {
@@ -202,11 +239,15 @@ void sample_row(const struct sample_input *in, struct sample_output *out, float 
     struct row r = {.x = logits, .n = vocab};
     bool greedy = !scored && !(in->params->temperature > 0.0f);
     r = measure(logits, vocab, scratch);
+    int32_t n_kept = 0;
     if (scored)
         out->id = in->target;
+    else if (greedy || !(r.sum > 0.0))
+        out->id = arg_max(logits, vocab);
     else
-        out->id =
-            greedy || !(r.sum > 0.0) ? arg_max(logits, vocab) : draw(in, &r, scratch, scratch_ids);
+        out->id = draw(in, &r, scratch, scratch_ids, &n_kept);
     out->logprob = logprob(&r, out->id);
     fill_top(&r, out, in->n_top);
+    fill_of(out, &r, in);
+    if (!scored && in->want_kept) keep(out, &r, scratch_ids, n_kept);
 }

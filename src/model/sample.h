@@ -7,7 +7,8 @@
  * log_softmax, before filtering; then top-k, top-p, min-p filters and a Gumbel-max draw with noise
  * keyed by (seed, sample index, position): -log(-log(u)) of a counter-based generator. Frequency
  * and presence penalties count output ids, as SGLang; repetition penalty likewise (l > 0 ? l / p :
- * l * p). A scored row (`target` >= 0) takes plain log_softmax of the raw logits. Sums over the
+ * l * p). With want_kept the ids that the filters left come back, in falling order of probability (one
+ * where the highest is taken), and the drawn one's logprob is of the distribution over them alone. A scored row (`target` >= 0) takes plain log_softmax of the raw logits. Sums over the
  * vocabulary have one fixed order; results depend on this row alone.
  */
 #ifndef MODEL_SAMPLE_H
@@ -34,6 +35,8 @@ struct sample_params {
 struct sample_input {
     int32_t target; /* >= 0: score this id; -1: sample */
     int32_t n_top;  /* top logprobs wanted, <= SAMPLE_MAX_TOP */
+    int32_t n_of;   /* ids whose logprobs are wanted */
+    const int32_t *of;
     /* the rest only when sampling */
     const struct sample_params *params;
     const int32_t *output_ids; /* generated so far */
@@ -41,6 +44,7 @@ struct sample_input {
     uint64_t position;     /* of the token to be drawn, in the sequence */
     const int32_t *barred; /* ids that may not come now */
     int32_t n_barred;
+    bool want_kept; /* only with a filter: top_k, top_p or min_p */
 };
 
 struct sample_output {
@@ -50,6 +54,11 @@ struct sample_output {
     int32_t n_top;
     int32_t top_ids[SAMPLE_MAX_TOP];
     float top_logprobs[SAMPLE_MAX_TOP];
+    /* In fresh memory, the caller's to free; NULL: not asked for. */
+    float *of; /* [n_of] */
+    int32_t *kept;
+    int32_t n_kept;
+    bool no_memory; /* for one of these */
 };
 
 #define SAMPLE_FLOOR (-3.0e38f)

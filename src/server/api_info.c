@@ -2,6 +2,8 @@
 #include "base/clock.h"
 #include "server/info.h"
 #include "server/internal.h"
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -68,8 +70,10 @@ void api_model_info(struct xchg *x, const json_t *body)
     buf_putc(&x->out, '{');
     put_common(x);
     put_field(&x->out, "model_type", c->model_type);
-    buf_printf(&x->out, "\"is_generation\":true,\"preferred_sampling_params\":null,"
-               "\"has_image_understanding\":false,\"has_audio_understanding\":false,"
+    char *preferred = x->s->preferred ? json_dumps(x->s->preferred, JSON_COMPACT) : NULL;
+    buf_printf(&x->out, "\"is_generation\":true,\"preferred_sampling_params\":%s,", preferred ? preferred : "null");
+    free(preferred);
+    buf_printf(&x->out, "\"has_image_understanding\":false,\"has_audio_understanding\":false,"
                "\"architectures\":[\"%s\"],\"max_model_len\":%d}", c->architecture, x->s->o.context_len);
 }
 
@@ -97,6 +101,17 @@ static long long used_tokens(const struct engine_stats *st)
     return (long long)(st->pages_total - st->pages_free - st->pages_cached) * KV_PAGE;
 }
 
+void api_metrics(struct xchg *x, const json_t *body)
+{
+    const struct server_options *o = &x->s->o;
+    struct engine_stats st;
+    (void)body;
+    engine_stat(x->s->engine, &st);
+    x->type = "text/plain; version=0.0.4; charset=utf-8";
+    metrics_put(&x->out, &x->s->metrics, &st, o->metrics_prefix ? o->metrics_prefix : "moult_",
+                o->served_model_name ? o->served_model_name : o->model_path);
+}
+
 /* The older form, which sglang-router asks for to choose the less loaded worker. */
 void api_get_load(struct xchg *x, const json_t *body)
 {
@@ -108,35 +123,83 @@ void api_get_load(struct xchg *x, const json_t *body)
                used_tokens(&st) + (long long)st.waiting_tokens, (long long)st.waiting_tokens, clock_s());
 }
 
-/* queues: `waiting` is all that wait, `retracted` those of them that have run before, `paused` all that a pause
- * holds, with KV or without. */
-static void put_load(struct buf *b, const struct engine_stats *st, int max_running)
+/* Is `word` one of the comma-separated ones? */
+static bool has_word(const char *list, const char *word)
 {
-    double total = st->pages_total > 0 ? st->pages_total : 1;
-    double seen = (double)(st->prompt_tokens + st->cached_tokens);
-    const char *pause = api_pause_name(st->paused);
-    long long used = used_tokens(st);
-    buf_printf(b, "{\"timestamp\":%.3f,\"dp_rank\":0,\"num_running_reqs\":%d,\"num_waiting_reqs\":%d,\"num_total_reqs\":%d,"
-               "\"num_waiting_uncached_tokens\":%lld,\"num_used_tokens\":%lld,\"num_total_tokens\":%lld,"
-               "\"max_total_num_tokens\":%lld,\"max_running_requests\":%d,\"token_usage\":%.4f,\"gen_throughput\":%.3f,"
-               "\"cache_hit_rate\":%.4f,\"utilization\":%.4f,\"memory\":{\"token_capacity\":%lld},",
-               (double)time(NULL), st->running, st->waiting, st->running + st->waiting, (long long)st->waiting_tokens,
-               used, used + (long long)st->waiting_tokens, (long long)st->pages_total * KV_PAGE, max_running,
-               (double)(st->pages_total - st->pages_free - st->pages_cached) / total, st->gen_throughput,
-               seen > 0 ? (double)st->cached_tokens / seen : 0, max_running > 0 ? (double)st->running / max_running : 0,
-               (long long)st->pages_total * KV_PAGE);
-    buf_printf(b, "\"queues\":{\"waiting\":%d,\"grammar\":0,\"paused\":%d,\"retracted\":%d},\"paused\":%s%s%s}", st->waiting,
-               st->held, st->retracted, pause ? "\"" : "", pause ? pause : "null", pause ? "\"" : "");
+    for (size_t n = strlen(word); list; list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL)
+        if (!strncmp(list, word, n) && (list[n] == ',' || !list[n])) return true;
+    return false;
 }
 
+/* Sections of /v1/loads; those after the first three are known to clients and empty here. */
+static const char *const sections[] = {"core", "memory", "queues", "all", "spec", "lora", "disagg"};
+
+static bool check_loads(struct xchg *x, const char *include, const char *format, const char *rank)
+{
+    for (const char *at = include; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        char word[32];
+        bool known = false;
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(at, ","), at);
+        for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) known = known || !strcmp(word, sections[i]);
+        if (known) continue;
+        reply_error(x, 400, "include: must be a list of core, memory, queues, spec, lora, disagg, or all");
+        return false;
+    }
+    if (format && strcmp(format, "json") != 0 && strcmp(format, "prometheus") != 0)
+        return reply_error(x, 400, "format: must be json or prometheus"), false;
+    if (rank && strcmp(rank, "0") != 0) return reply_error(x, 400, "dp_rank: there is one rank, 0"), false;
+    return true;
+}
+
+/* Queues: `waiting` is all that wait, `retracted` those of them that have run before, `paused` all that a pause
+ * holds, with KV or without. */
 void api_loads(struct xchg *x, const json_t *body)
 {
     (void)body;
     struct engine_stats st;
+    struct buf *b = &x->out;
+    const char *include = MHD_lookup_connection_value(x->c, MHD_GET_ARGUMENT_KIND, "include");
+    const char *format = MHD_lookup_connection_value(x->c, MHD_GET_ARGUMENT_KIND, "format");
+    const char *rank = MHD_lookup_connection_value(x->c, MHD_GET_ARGUMENT_KIND, "dp_rank");
+    if (!check_loads(x, include, format, rank)) return;
     engine_stat(x->s->engine, &st);
-    buf_printf(&x->out, "{\"timestamp\":%lld,\"version\":\"moult\",\"loads\":[", (long long)time(NULL));
-    put_load(&x->out, &st, x->s->o.max_running);
-    buf_puts(&x->out, "]}");
+    double pages = st.pages_total > 0 ? st.pages_total : 1, asked = (double)st.prompt_tokens;
+    const struct {
+        const char *name;
+        double value;
+        int digits;
+    } rows[] = {
+        {"num_running_reqs", st.running, 0},
+        {"num_waiting_reqs", st.waiting, 0},
+        {"num_total_reqs", st.running + st.waiting, 0},
+        {"num_waiting_uncached_tokens", (double)st.waiting_tokens, 0},
+        {"num_used_tokens", (double)used_tokens(&st), 0},
+        {"num_total_tokens", (double)(used_tokens(&st) + st.waiting_tokens), 0},
+        {"max_total_num_tokens", (double)st.pages_total * KV_PAGE, 0},
+        {"max_running_requests", x->s->o.max_running, 0},
+        {"token_usage", (st.pages_total - st.pages_free - st.pages_cached) / pages, 4},
+        {"gen_throughput", st.gen_throughput, 3},
+        {"cache_hit_rate", asked > 0 ? (double)st.cached_tokens / asked : 0, 4},
+        {"utilization", x->s->o.max_running ? (double)st.running / x->s->o.max_running : 0, 4},
+    };
+    bool text = format && !strcmp(format, "prometheus"), all = !include || has_word(include, "all");
+    if (text) x->type = "text/plain; version=0.0.4";
+    else buf_printf(b, "{\"timestamp\":%lld,\"version\":\"moult\",\"loads\":[{\"timestamp\":%lld,\"dp_rank\":0",
+                    (long long)time(NULL), (long long)time(NULL));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        buf_printf(b, text ? "sglang:%s{dp_rank=\"0\"} %.*f\n" : ",\"%s\":%.*f", rows[i].name, rows[i].digits,
+                   rows[i].value);
+    if (text) return;
+    if (all || has_word(include, "memory"))
+        buf_printf(b, ",\"memory\":{\"token_capacity\":%lld}", (long long)st.pages_total * KV_PAGE);
+    if (all || has_word(include, "queues"))
+        buf_printf(b, ",\"queues\":{\"waiting\":%d,\"grammar\":0,\"paused\":%d,\"retracted\":%d}", st.waiting, st.held,
+                   st.retracted);
+    const char *pause = api_pause_name(st.paused);
+    buf_puts(b, ",\"paused\":");
+    if (pause) put_str(b, pause, strlen(pause));
+    else buf_puts(b, "null");
+    buf_puts(b, "}]}");
 }
 
 void api_weight_version(struct xchg *x, const json_t *body)

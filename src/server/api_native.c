@@ -1,184 +1,123 @@
-/* api_native.c - /generate. */
-#include "base/clock.h"
+/* api_native.c - /generate: its fields. */
 #include "base/mem.h"
+#include "server/experts.h"
 #include "server/internal.h"
-#include <stdio.h>
 #include <string.h>
 
-static void put_triple(struct xchg *x, struct buf *b, int32_t id, double lp, bool null)
-{
-    if (b->len) buf_putc(b, ',');
-    buf_putc(b, '[');
-    if (null) buf_puts(b, "null");
-    else put_real(b, lp);
-    buf_printf(b, ",%d,", id);
-    struct buf text = {0};
-    if (x->return_text && x->s->o.tokenizer && tokenizer_decode(x->s->o.tokenizer, &text, &id, 1, false))
-        put_str(b, text.data ? text.data : "", text.len);
-    else
-        buf_puts(b, "null");
-    buf_release(&text);
-    buf_putc(b, ']');
-}
+enum { MAX_OF = 4096 }; /* ids of token_ids_logprob */
 
-static void put_top(struct xchg *x, struct buf *b, const struct top_row *row, bool null)
-{
-    struct buf list = {0};
-    if (b->len) buf_putc(b, ',');
-    if (null || !row->n) {
-        buf_puts(b, "null");
-        return;
-    }
-    for (int32_t k = 0; k < row->n; k++) put_triple(x, &list, row->ids[k], (double)row->logprobs[k], false);
-    buf_putc(b, '[');
-    buf_put(b, list.data, list.len);
-    buf_putc(b, ']');
-    b->failed |= list.failed;
-    buf_release(&list);
-}
+/* Fields that change nothing here (their types are checked), and those that are refused unless they say nothing. */
+typedef enum { TYPE_BOOL, TYPE_TEXT, TYPE_LIST, TYPE_OBJECT } json_kind_t;
+static const struct {
+    const char *name;
+    json_kind_t kind;
+} ignored[] = {
+    {"log_metrics", TYPE_BOOL}, {"no_logs", TYPE_BOOL},          {"routing_key", TYPE_TEXT},
+    {"modalities", TYPE_LIST},  {"conversation_id", TYPE_TEXT}, {"custom_labels", TYPE_OBJECT},
+};
 
-/* The prompt's logprobs, once they are complete; before that the lists are empty. */
-static void extend_input(struct xchg *x, struct slot *sl)
-{
-    const struct request *r = sl->r;
-    if (sl->json.input.len || r->logprob_start < 0 || !r->prompt_done || !r->prompt_logprobs) return;
-    for (int32_t i = 0; i < r->n_prompt - r->logprob_start; i++) {
-        put_triple(x, &sl->json.input, r->prompt[r->logprob_start + i], (double)r->prompt_logprobs[i], i == 0);
-        if (r->prompt_top) put_top(x, &sl->json.input_top, &r->prompt_top[i], i == 0);
-    }
-}
+#define NO_IMAGES  "only text is served"
+#define NO_SESSION "there are no sessions; the prefix cache finds what prompts share"
+#define NO_DISAGG  "prefill and decode run in one server"
+static const struct {
+    const char *name, *why;
+} refused[] = {
+    {"input_embeds", "prompts are text or input_ids"},
+    {"image_data", NO_IMAGES},
+    {"video_data", NO_IMAGES},
+    {"audio_data", NO_IMAGES},
+    {"lora_path", "adapters are not served"},
+    {"custom_logit_processor", "no Python code is run"},
+    {"session_id", NO_SESSION},
+    {"session_params", NO_SESSION},
+    {"return_hidden_states", "hidden states are not returned"},
+    {"return_indexer_topk", "the models served have no indexer"},
+    {"return_sampling_mask", "masks are not returned; custom_params.return_top_p_token_ids tells what top_p kept"},
+    {"return_entropy", "entropies are not returned"},
+    {"bootstrap_host", NO_DISAGG},
+    {"bootstrap_port", NO_DISAGG},
+    {"bootstrap_room", NO_DISAGG},
+    {"routed_dp_rank", "there is one rank, 0"},
+    {"disagg_prefill_dp_rank", "there is one rank, 0"},
+};
+#define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
-/* What came since the last frame; `delta` forgets what was in it. */
-static void extend(struct xchg *x, struct slot *sl, bool delta)
+static bool is_kind(const json_t *v, json_kind_t kind)
 {
-    const struct request *r = sl->r;
-    struct slot_json *j = &sl->json;
-    if (delta) {
-        buf_clear(&j->text);
-        buf_clear(&j->ids);
-        buf_clear(&j->logprobs);
-        buf_clear(&j->top);
-    }
-    if (r->text.data) put_chars(&j->text, r->text.data + sl->sent_text, r->text_sent - sl->sent_text);
-    for (int32_t i = sl->sent_ids; i < r->n_output; i++) {
-        buf_printf(&j->ids, j->ids.len ? ",%d" : "%d", r->output_ids[i]);
-        if (!r->want_logprobs) continue;
-        put_triple(x, &j->logprobs, r->output_ids[i], (double)r->output_logprobs[i], false);
-        if (r->output_top) put_top(x, &j->top, &r->output_top[i], false);
-    }
-    if (r->want_logprobs) extend_input(x, sl);
-}
-
-static void put_list(struct buf *b, const char *before, const struct buf *inside, const char *after)
-{
-    buf_puts(b, before);
-    if (inside->len) buf_put(b, inside->data, inside->len);
-    buf_puts(b, after);
-    b->failed |= inside->failed;
-}
-
-static void put_logprobs(struct xchg *x, const struct slot *sl)
-{
-    struct buf *b = &x->out;
-    put_list(b, ",\"input_token_logprobs\":[", &sl->json.input, "]");
-    put_list(b, ",\"output_token_logprobs\":[", &sl->json.logprobs, "]");
-    buf_printf(b, ",\"output_token_logprobs_length\":%d", sl->r->n_output);
-    if (!sl->r->n_top) return;
-    put_list(b, ",\"input_top_logprobs\":[", &sl->json.input_top, "]");
-    put_list(b, ",\"output_top_logprobs\":[", &sl->json.top, "]");
-}
-
-static void put_finish(struct buf *b, const struct request *r)
-{
-    if (!r->done) {
-        buf_puts(b, "null");
-    } else if (r->finish == FINISH_STOP_ID) {
-        buf_printf(b, "{\"type\":\"stop\",\"matched\":%d}", r->matched_id);
-    } else if (r->finish == FINISH_STOP_STRING) {
-        buf_puts(b, "{\"type\":\"stop\",\"matched\":");
-        put_str(b, r->stops[r->matched_stop], r->stop_bytes[r->matched_stop]);
-        buf_putc(b, '}');
-    } else if (r->finish == FINISH_ABORT) {
-        buf_puts(b, "{\"type\":\"abort\",\"message\":");
-        put_str(b, r->finish_message, strlen(r->finish_message));
-        buf_puts(b, ",\"status_code\":null,\"err_type\":null}");
-    } else {
-        buf_printf(b, "{\"type\":\"length\",\"length\":%d}", r->n_output);
+    switch (kind) {
+    case TYPE_BOOL: return json_is_boolean(v);
+    case TYPE_TEXT: return json_is_string(v);
+    case TYPE_LIST: return json_is_array(v);
+    default: return json_is_object(v);
     }
 }
 
-/* The caller holds r->lock, or r is done. */
-static void put_result(struct xchg *x, struct slot *sl, bool delta)
+/* null, false, 0, "", [], {} and lists of such. */
+static bool says_nothing(const json_t *v)
 {
-    const struct request *r = sl->r;
-    struct buf *b = &x->out;
-    extend(x, sl, delta);
-    put_list(b, "{\"text\":\"", &sl->json.text, "\"");
-    put_list(b, ",\"output_ids\":[", &sl->json.ids, "]");
-    buf_puts(b, ",\"meta_info\":{\"id\":");
-    put_str(b, r->rid, strlen(r->rid));
-    buf_puts(b, ",\"finish_reason\":");
-    put_finish(b, r);
-    char version[128];
-    snprintf(version, sizeof version, "%s", r->weight_version);
-    if (!*version) engine_weight_version(x->s->engine, version, sizeof version);
-    buf_printf(b, ",\"prompt_tokens\":%d,\"completion_tokens\":%d,\"cached_tokens\":%d,"
-               "\"cached_tokens_details\":null,\"reasoning_tokens\":0,\"num_retractions\":%d,"
-               "\"sampling_seed\":%llu,\"weight_version\":",
-               r->n_prompt, r->n_output, r->cached_tokens, r->num_retractions, (unsigned long long)r->sp.seed);
-    put_str(b, version, strlen(version));
-    buf_puts(b, ",\"weight_versions\":");
-    put_spans(b, r);
-    if (r->done) {
-        int64_t end = r->t_end ? r->t_end : clock_ns(), start = r->t_submit ? r->t_submit : end;
-        buf_printf(b, ",\"e2e_latency\":%.6f", (double)(end - start) * 1e-9);
+    for (size_t i = 0; json_is_array(v) && i < json_array_size(v); i++)
+        if (!says_nothing(json_array_get(v, i))) return false;
+    return json_is_array(v) || json_is_null(v) || json_is_false(v) || (json_is_integer(v) && !json_integer_value(v)) ||
+           (json_is_string(v) && !json_string_length(v)) || (json_is_object(v) && !json_object_size(v));
+}
+
+static err_t check_fields(const json_t *b, struct err *e)
+{
+    static const char *const kinds[] = {"true or false", "a string", "a list", "an object"};
+    for (size_t i = 0; i < COUNT(ignored); i++) {
+        const json_t *v = json_field(b, ignored[i].name);
+        if (v && !is_kind(v, ignored[i].kind)) return json_bad(e, ignored[i].name, v, kinds[ignored[i].kind]);
     }
-    if (r->want_logprobs) put_logprobs(x, sl);
-    buf_putc(b, '}');
-    if (x->stream && x->list) buf_printf(b, ",\"index\":%d", sl->index);
-    buf_putc(b, '}');
-}
-
-static void native_build(struct xchg *x)
-{
-    if (x->list) buf_putc(&x->out, '[');
-    for (int32_t i = 0; i < x->n_slots; i++) {
-        if (i) buf_putc(&x->out, ',');
-        put_result(x, &x->slots[i], false);
+    for (size_t i = 0; i < COUNT(refused); i++) {
+        const json_t *v = json_field(b, refused[i].name);
+        if (v && !says_nothing(v)) return err_set(e, ERR_INPUT, "%s: not supported: %s", refused[i].name, refused[i].why);
     }
-    if (x->list) buf_putc(&x->out, ']');
+    return OK;
 }
 
-static void native_frame(struct xchg *x, struct slot *sl)
-{
-    buf_puts(&x->out, "data: ");
-    put_result(x, sl, x->incremental);
-    buf_puts(&x->out, "\n\n");
-}
+/* Fields that may be a list with one value for each prompt. */
+static const char *const listed[] = {"return_logprob", "logprob_start_len", "top_logprobs_num", "extra_key",
+    "return_routed_experts", "routed_experts_start_len"};
 
-/* Field `name` of prompt i: the value itself, or its i-th when a list of values is given. */
-static json_t *item(const json_t *b, const char *name, int i)
+/* Field `name` into *one: as it is, or the i-th of its n items. */
+static err_t pick(json_t *one, const json_t *b, const char *name, bool per_prompt, int i, int n, struct err *e)
 {
     const json_t *v = json_field(b, name);
-    if (json_is_array(v)) v = json_array_get(v, (size_t)i);
-    json_t *o = json_object();
-    if (v) json_object_set(o, name, (json_t *)(uintptr_t)v);
-    return o;
+    if (v && per_prompt) {
+        if (json_array_size(v) != (size_t)n)
+            return err_set(e, ERR_INPUT, "%s: a list of %zu items for %d prompts", name, json_array_size(v), n);
+        v = json_array_get(v, (size_t)i);
+    }
+    if (v) json_object_set(one, name, (json_t *)(uintptr_t)v);
+    return OK;
 }
 
-static err_t read_logprobs(const json_t *b, int i, struct request *r, struct err *e)
+/* The fields of prompt i of n. */
+static err_t fields_of(json_t **one, struct xchg *x, const json_t *b, int i, struct err *e)
+{
+    const json_t *of = json_field(b, "token_ids_logprob"), *first = json_array_get(of, 0);
+    err_t rc = OK;
+    *one = json_object();
+    for (size_t k = 0; !rc && k < COUNT(listed); k++)
+        rc = pick(*one, b, listed[k], json_is_array(json_field(b, listed[k])), i, x->n_prompts, e);
+    if (!rc) rc = pick(*one, b, "token_ids_logprob", first && (json_is_array(first) || json_is_null(first)), i, x->n_prompts, e);
+    if (!rc) rc = pick(*one, b, "routed_experts", x->list, i, x->n_prompts, e);
+    return rc;
+}
+
+static err_t read_logprobs(const json_t *one, const struct config *c, struct request *r, struct err *e)
 {
     int64_t start = -1, top = 0;
-    json_t *w = item(b, "return_logprob", i), *s = item(b, "logprob_start_len", i);
-    json_t *t = item(b, "top_logprobs_num", i);
-    err_t rc = json_get_bool(w, "return_logprob", &r->want_logprobs, e);
-    if (!rc) rc = json_get_int(s, "logprob_start_len", -1, INT32_MAX, &start, e);
-    if (!rc) rc = json_get_int(t, "top_logprobs_num", 0, SAMPLE_MAX_TOP, &top, e);
-    json_decref(w);
-    json_decref(s);
-    json_decref(t);
+    const json_t *of = json_field(one, "token_ids_logprob");
+    err_t rc = json_get_bool(one, "return_logprob", &r->want_logprobs, e);
+    if (!rc) rc = json_get_int(one, "logprob_start_len", -1, INT32_MAX, &start, e);
+    if (!rc) rc = json_get_int(one, "top_logprobs_num", 0, SAMPLE_MAX_TOP, &top, e);
+    if (!rc && json_array_size(of) > MAX_OF)
+        rc = err_set(e, ERR_INPUT, "token_ids_logprob: %zu ids, at most %d are allowed", json_array_size(of), MAX_OF);
+    if (!rc && of) rc = json_ids(of, "token_ids_logprob", c->vocab_size, &r->of, &r->n_of, e);
     r->logprob_start = r->want_logprobs ? (int32_t)start : -1;
     r->n_top = r->want_logprobs ? (int32_t)top : 0;
+    if (!r->want_logprobs) r->n_of = 0;
     return rc;
 }
 
@@ -194,53 +133,62 @@ static err_t read_rid(const json_t *b, int i, int n_total, int at, struct reques
     return gen_rid(r, json_string_value(s), n_total > 1 ? at : -1, e);
 }
 
-static err_t read_extras(const json_t *b, int i, struct request *r, struct err *e)
+static err_t read_extras(const json_t *b, const json_t *one, struct request *r, struct err *e)
 {
     const char *key = NULL;
     int64_t prio = 0;
-    json_t *k = item(b, "extra_key", i);
-    err_t rc = json_get_str(k, "extra_key", &key, e);
-    if (!rc && key) r->extra_key = mem_dup_n(key, strlen(key));
-    json_decref(k);
+    err_t rc = json_get_str(one, "extra_key", &key, e);
+    if (!rc && key) {
+        r->extra_key = mem_dup_n(key, strlen(key));
+        if (!r->extra_key) rc = err_set(e, ERR_NOMEM, "extra_key: out of memory");
+    }
     if (!rc) rc = json_get_int(b, "priority", INT32_MIN, INT32_MAX, &prio, e);
     r->priority = (int32_t)prio;
     return rc;
 }
 
-static err_t check_refused(const json_t *b, struct err *e)
-{
-    static const char *const names[] = {"lora_path", "image_data", "video_data", "audio_data", "input_embeds",
-        "custom_logit_processor", "session_params", "return_hidden_states", "return_routed_experts",
-        "return_indexer_topk", "return_sampling_mask", "return_entropy", "token_ids_logprob"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        const json_t *v = json_field(b, names[i]);
-        if (v && !json_is_false(v) && !(json_is_array(v) && !json_array_size(v)))
-            return err_set(e, ERR_INPUT, "%s: not supported by this server", names[i]);
-    }
-    return OK;
-}
-
-static err_t add_prompt(struct xchg *x, const json_t *b, const json_t *prompt, const char *name, int i,
-                        struct err *e)
+/* sampling_params of prompt i over those the server prefers; a new reference. */
+static err_t params_of(json_t **out, struct xchg *x, const json_t *b, int i, struct err *e)
 {
     const json_t *sp = json_field(b, "sampling_params");
     if (json_is_array(sp)) {
         if (json_array_size(sp) != (size_t)x->n_prompts)
             return err_set(e, ERR_INPUT, "sampling_params: %zu items for %d prompts", json_array_size(sp), x->n_prompts);
         sp = json_array_get(sp, (size_t)i);
+        if (json_is_null(sp)) sp = NULL;
     }
-    for (int j = 0; j < (x->n_samples ? x->n_samples : 1); j++) {
-        struct request *r = gen_add(x, sp, SAMPLING_NATIVE, j, e);
-        if (!r) return e->code;
-        err_t rc;
-        int total = json_is_array(json_field(b, "rid")) ? x->n_samples : x->n_samples * x->n_prompts;
-        int at = json_is_array(json_field(b, "rid")) ? j : x->n_slots - 1;
-        if ((rc = gen_prompt(x, r, prompt, name, e)) || (rc = read_logprobs(b, i, r, e)) ||
-            (rc = read_rid(b, i, total, at, r, e)) || (rc = read_extras(b, i, r, e)) ||
-            (rc = gen_finish(x, r, e)))
-            return rc;
-    }
+    if (sp && !json_is_object(sp)) return json_bad(e, "sampling_params", sp, "an object");
+    *out = x->s->preferred ? json_copy(x->s->preferred) : json_object();
+    if (sp) json_object_update(*out, (json_t *)(uintptr_t)sp);
     return OK;
+}
+
+static err_t fill(struct xchg *x, const json_t *b, const json_t *one, const json_t *prompt, const char *name, int i,
+                  int j, struct request *r, struct err *e)
+{
+    err_t rc;
+    bool ids = json_is_array(json_field(b, "rid"));
+    int total = ids ? x->n_samples : x->n_samples * x->n_prompts, at = ids ? j : x->n_slots - 1;
+    if ((rc = gen_prompt(x, r, prompt, name, e)) || (rc = read_logprobs(one, x->s->o.config, r, e)) ||
+        (rc = read_rid(b, i, total, at, r, e)) || (rc = read_extras(b, one, r, e)) ||
+        (rc = experts_read(one, x->s->o.config, r, e)))
+        return rc;
+    return gen_finish(x, r, e);
+}
+
+static err_t add_prompt(struct xchg *x, const json_t *b, const json_t *prompt, const char *name, int i,
+                        struct err *e)
+{
+    json_t *sp = NULL, *one = NULL;
+    err_t rc = params_of(&sp, x, b, i, e);
+    if (!rc) rc = fields_of(&one, x, b, i, e);
+    for (int j = 0; !rc && j < (x->n_samples ? x->n_samples : 1); j++) {
+        struct request *r = gen_add(x, sp, SAMPLING_NATIVE, j, e);
+        rc = r ? fill(x, b, one, prompt, name, i, j, r, e) : e->code;
+    }
+    json_decref(one);
+    json_decref(sp);
+    return rc;
 }
 
 err_t native_parse(struct xchg *x, const json_t *b, struct err *e)
@@ -249,7 +197,7 @@ err_t native_parse(struct xchg *x, const json_t *b, struct err *e)
     x->build = native_build;
     x->frame = native_frame;
     x->incremental = x->s->o.incremental_streaming;
-    err_t rc = check_refused(b, e);
+    err_t rc = check_fields(b, e);
     if (rc) return rc;
     if (!text && !ids)
         return err_set(e, ERR_INPUT, "Either text, input_ids or input_embeds should be provided.");
@@ -262,9 +210,11 @@ err_t native_parse(struct xchg *x, const json_t *b, struct err *e)
     const char *name = ids ? "input_ids" : "text";
     if (!json_is_string(src) && !json_array_size(src)) return err_set(e, ERR_INPUT, "%s cannot be empty.", name);
     if ((rc = json_get_bool(b, "stream", &x->stream, e)) ||
+        (rc = json_get_bool(b, "return_prompt_token_ids", &x->return_prompt, e)) ||
         (rc = json_get_bool(b, "return_text_in_logprobs", &x->return_text, e)))
         return rc;
     if (ids && nested && !batch) src = json_array_get(ids, 0);
+    x->list = batch;
     x->n_prompts = batch ? (int)json_array_size(src) : 1;
     if (x->n_prompts > 65536) return err_set(e, ERR_INPUT, "%s: at most 65536 prompts are allowed", name);
     for (int i = 0; i < x->n_prompts; i++) {

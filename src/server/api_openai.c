@@ -326,6 +326,11 @@ static err_t render(struct xchg *x, const json_t *b, struct buf *text, struct er
     return rc;
 }
 
+err_t openai_messages(struct xchg *x, const json_t *b, struct buf *text, struct err *e)
+{
+    return render(x, b, text, e);
+}
+
 static err_t read_extras(struct xchg *x, const json_t *b, struct request *r, struct err *e)
 {
     int64_t top = 0;

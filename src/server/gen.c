@@ -1,6 +1,7 @@
 /* gen.c - what the generating routes share: prompts, submission, streaming. */
 #include "base/mem.h"
 #include "server/internal.h"
+#include "server/record.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -25,6 +26,7 @@ struct request *gen_add(struct xchg *x, const json_t *params, enum sampling_api 
         err_set(e, ERR_NOMEM, "out of memory");
         return NULL;
     }
+    r->stream_interval = x->s->o.stream_interval;
     err_t rc = sampling_parse(params, api, x->s->o.config, r, &n, e);
     if (!rc && !x->slots) rc = make_slots(x, n, e);
     if (!rc && n != x->n_samples)
@@ -94,13 +96,19 @@ err_t gen_rid(struct request *r, const char *rid, int number, struct err *e)
 
 void slot_release(struct slot *sl)
 {
+    const struct server_options *o = &sl->x->s->o;
+    if (sl->counted && o->log_requests) request_log(sl->x, sl->r);
+    if (sl->counted && o->record) record_out(o->record, sl->x->id, sl->index, sl->r, gen_reason(sl->r));
     request_unref(sl->r);
+    buf_release(&sl->experts);
     buf_release(&sl->json.text);
     buf_release(&sl->json.ids);
     buf_release(&sl->json.logprobs);
     buf_release(&sl->json.top);
     buf_release(&sl->json.input);
     buf_release(&sl->json.input_top);
+    buf_release(&sl->json.of);
+    buf_release(&sl->json.input_of);
 }
 
 void gen_submit(struct xchg *x)
@@ -143,6 +151,14 @@ bool gen_failed(struct xchg *x)
     return false;
 }
 
+/* Something new, and enough of it: the first token, then every stream_interval, and the end. */
+static bool frame_due(const struct slot *sl)
+{
+    int32_t fresh = sl->r->n_output - sl->sent_ids;
+    if (sl->r->done) return !sl->r->has_experts || sl->encoded;
+    return fresh > 0 && (!sl->sent_ids || fresh >= sl->r->stream_interval);
+}
+
 void gen_pull(struct xchg *x)
 {
     int32_t finished = 0;
@@ -155,7 +171,7 @@ void gen_pull(struct xchg *x)
                 put_error(&x->out, sl->r->finish_status, sl->r->finish_message);
                 buf_puts(&x->out, "\n\n");
                 sl->finished = true;
-            } else if (sl->r->done || sl->r->n_output > sl->sent_ids) {
+            } else if (frame_due(sl)) {
                 bool done = sl->r->done;
                 x->frame(x, sl);
                 sl->sent_ids = sl->r->n_output;

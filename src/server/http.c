@@ -55,24 +55,38 @@ void xchg_ready(struct xchg *x)
     pthread_mutex_unlock(&x->m);
 }
 
+void xchg_encoded(struct slot *sl)
+{
+    struct xchg *x = sl->x;
+    pthread_mutex_lock(&x->m);
+    sl->encoded = true;
+    if (x->replied && x->stream) wake_locked(x);
+    else x->wake = true;
+    pthread_mutex_unlock(&x->m);
+}
+
 void xchg_notify(void *ctx)
 {
     struct slot *sl = ctx;
     struct xchg *x = sl->x;
-    bool queue = false, drop = false;
+    bool queue = false, drop = false, encode = false;
     pthread_mutex_lock(&sl->r->lock);
     bool done = sl->r->done;
     pthread_mutex_unlock(&sl->r->lock);
     pthread_mutex_lock(&x->m);
     if (done && !sl->counted) {
         sl->counted = drop = true;
+        sl->to_encode = x->stream && sl->r->has_experts;
+        encode = sl->to_encode && !x->encoding;
+        x->encoding = x->encoding || encode;
+        metrics_finished(&x->s->metrics, sl->r);
         queue = ++x->n_done == x->n_slots && !x->stream && !x->replied;
         if (queue) x->building = true;
     }
     if (x->replied && x->stream) wake_locked(x);
     else x->wake = true;
     pthread_mutex_unlock(&x->m);
-    if (queue) xchg_queue(x);
+    if (queue || encode) xchg_queue(x);
     if (drop) xchg_unref(x);
 }
 
@@ -197,12 +211,15 @@ static enum MHD_Result send_reply(struct xchg *x)
         r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32768, reader, x, reader_free);
         if (!r) xchg_unref(x);
     } else {
-        r = MHD_create_response_from_buffer(x->out.len, x->out.data ? x->out.data : (char *)(uintptr_t)"",
-                                            MHD_RESPMEM_MUST_COPY);
+        size_t n = x->out.len; /* it may be large: given away, not copied */
+        char *text = buf_take(&x->out);
+        if (!text) return MHD_NO;
+        r = MHD_create_response_from_buffer_with_free_callback(n, text, mem_free);
+        if (!r) mem_free(text);
     }
     if (!r) return MHD_NO;
     if (x->type) MHD_add_response_header(r, "Content-Type", x->stream ? "text/event-stream" : x->type);
-    MHD_add_response_header(r, "Access-Control-Allow-Origin", "*");
+    if (x->s->o.cors_origin) MHD_add_response_header(r, "Access-Control-Allow-Origin", x->s->o.cors_origin);
     MHD_add_response_header(r, "x-request-id", x->id);
     if (x->stream) {
         MHD_add_response_header(r, "Cache-Control", "no-cache");
@@ -250,13 +267,29 @@ static void name_caller(struct xchg *x)
 
 static bool authorised(const struct xchg *x)
 {
-    const char *key = x->s->o.api_key;
-    if (!key || !strncmp(x->path, "/health", 7)) return true;
+    bool admin = x->route && (x->route->flags & ROUTE_ADMIN) && x->s->o.admin_key;
+    const char *key = admin ? x->s->o.admin_key : x->s->o.api_key;
+    bool open = !strcmp(x->path, "/") || !strncmp(x->path, "/health", 7) || !strncmp(x->path, "/metrics", 8);
+    if (!key || open) return true;
     const char *h = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Authorization");
     if (!h || strncmp(h, "Bearer ", 7) || strlen(h + 7) != strlen(key)) return false;
     unsigned diff = 0; /* in constant time */
     for (size_t i = 0; key[i]; i++) diff |= (unsigned)(h[7 + i] ^ key[i]);
     return !diff;
+}
+
+/* A browser asks first whether another origin's page may call. */
+static enum MHD_Result send_preflight(struct xchg *x)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(0, (char *)(uintptr_t)"", MHD_RESPMEM_PERSISTENT);
+    if (!r) return MHD_NO;
+    MHD_add_response_header(r, "Access-Control-Allow-Origin", x->s->o.cors_origin);
+    MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, PUT, OPTIONS");
+    MHD_add_response_header(r, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id");
+    MHD_add_response_header(r, "Access-Control-Max-Age", "600");
+    enum MHD_Result rc = MHD_queue_response(x->c, 204, r);
+    MHD_destroy_response(r);
+    return rc;
 }
 
 static bool refuse(struct xchg *x, const char *method)
@@ -314,6 +347,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     if (replied) return send_reply(x);
     if (x->started) return MHD_YES;
     x->started = true;
+    if (x->s->o.cors_origin && !strcmp(method, "OPTIONS")) return send_preflight(x);
     if (refuse(x, method)) return send_reply(x);
     if (x->route->where == RUN_INLINE) {
         xchg_run(x);
@@ -385,8 +419,14 @@ static err_t listen_at(struct server *s, struct err *e)
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e)
 {
+    json_t *preferred = NULL;
+    if (o->preferred_sampling) {
+        preferred = json_parse_object(o->preferred_sampling, strlen(o->preferred_sampling), e);
+        if (!preferred) return err_wrap(e, ERR_INPUT, "--preferred-sampling-params");
+    }
     struct server *s = mem_alloc(sizeof *s);
     s->o = *o;
+    s->preferred = preferred;
     if (!s->o.max_body_bytes) s->o.max_body_bytes = (size_t)64 << 20;
     signal(SIGPIPE, SIG_IGN);
     pthread_mutex_init(&s->m, NULL);
@@ -508,6 +548,7 @@ bool server_stop(struct server *s)
     close(s->epoll_fd);
     close(s->stop_fd);
     mem_free(s->watch);
+    json_decref(s->preferred);
     pthread_mutex_destroy(&s->m);
     mem_free(s);
     return true;

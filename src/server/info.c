@@ -16,7 +16,7 @@ struct server_info {
     struct told *v; /* no name twice */
 };
 
-enum kind { JSON, TEXT, INT, PORT, ELSEWHERE };
+enum kind { JSON, TEXT, INT, BOOL, PORT, ELSEWHERE };
 #define AT(field) offsetof(struct server_options, field)
 
 static const struct row {
@@ -24,7 +24,7 @@ static const struct row {
     bool told; /* only told */
     enum kind kind;
     const char *json; /* JSON: the value */
-    size_t offset;    /* TEXT: const char *, INT: int or int32_t */
+    size_t offset;    /* TEXT: const char *, INT: int or int32_t, BOOL: bool */
 } rows[] = {
     {"host", true, TEXT, NULL, AT(host)},
     {"port", true, PORT, NULL, 0},
@@ -49,7 +49,7 @@ static const struct row {
     {"disaggregation_mode", false, JSON, "\"null\"", 0},
     {"encoder_only", false, JSON, "false", 0},
     {"enable_memory_saver", false, JSON, "false", 0},
-    {"enable_return_routed_experts", false, JSON, "false", 0},
+    {"enable_return_routed_experts", false, BOOL, NULL, AT(keep_experts)},
     {"enable_return_indexer_topk", false, JSON, "false", 0},
     {"enable_lora", false, JSON, "false", 0},
 
@@ -153,6 +153,7 @@ static void put_row(struct buf *b, const struct row *r, const struct server_opti
     if (t) buf_puts(b, t->json);
     else if (r->kind == JSON) buf_puts(b, r->json);
     else if (r->kind == INT) buf_printf(b, "%d", *(const int *)at);
+    else if (r->kind == BOOL) buf_puts(b, *(const bool *)at ? "true" : "false");
     else if (r->kind == PORT) buf_printf(b, "%d", port);
     else if (text) put_str(b, text, strlen(text));
     else buf_puts(b, "null");

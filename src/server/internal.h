@@ -12,6 +12,7 @@
 
 #include "base/buf.h"
 #include "server/json.h"
+#include "server/metrics.h"
 #include "server/sampling.h"
 #include "server/server.h"
 #include <microhttpd.h>
@@ -26,7 +27,8 @@ enum route_flags {
     ROUTE_LOADING = 1, /* answered while the model loads, too */
     ROUTE_OPENAI = 2,  /* Content-Type is checked */
     ROUTE_LATER = 4,   /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
-    ROUTE_GENERATES = 8 /* refused while --ready-after-update waits */
+    ROUTE_GENERATES = 8, /* refused while --ready-after-update waits */
+    ROUTE_ADMIN = 16   /* changes the server: guarded by admin_key, its paths by roots */
 };
 
 struct route {
@@ -42,7 +44,7 @@ const struct route *route_find(const char *path);
  * every frame, but each token is put into JSON once. */
 struct slot_json {
     struct buf text, ids, logprobs, top; /* inside of the string or list */
-    struct buf input, input_top;
+    struct buf of, input, input_top, input_of;
 };
 
 /* One request of an exchange and how much of it was streamed. */
@@ -53,6 +55,9 @@ struct slot {
     size_t sent_text;
     bool counted, role_sent, finished;
     struct slot_json json;
+    struct buf experts; /* of a stream's ended request, in base64: made by a worker, since it may be large */
+    bool to_encode;     /* guarded by x->m */
+    _Atomic bool encoded;
     struct detok offsets; /* /v1/completions: where the next token begins in the text, in characters */
     long long n_chars;
 };
@@ -72,7 +77,7 @@ struct xchg {
     struct xchg *next_work, *prev_live, *next_live;
 
     pthread_mutex_t m;
-    bool suspended, wake, replied, gone, building, submitted, cut; /* cut: answered by the stop */
+    bool suspended, wake, replied, gone, building, encoding, submitted, cut; /* cut: answered by the stop */
     int n_done;
 
     int status;
@@ -83,7 +88,7 @@ struct xchg {
     /* generation */
     struct slot *slots;
     int32_t n_slots;
-    bool list, stream, incremental, return_text, include_usage, echo, chat, failed;
+    bool list, stream, incremental, return_text, return_prompt, include_usage, echo, chat, failed;
     bool stream_end;
     int n_prompts, n_samples;
     char *model;
@@ -116,8 +121,11 @@ struct server {
     int epoll_fd, stop_fd, port;
     struct watch { struct xchg *x; uint64_t gen; } *watch;
     int n_watch;
+    json_t *preferred; /* options' preferred_sampling; NULL: none */
     uint64_t next_gen;
     struct MHD_Daemon *daemon;
+    struct metrics metrics;
+    char profile_dir[1024]; /* of the running profile; guarded by m */
     int64_t started;
 };
 
@@ -136,6 +144,7 @@ void put_id(char *out, size_t n, const char *prefix);
 void xchg_unref(struct xchg *x);
 void xchg_ready(struct xchg *x);                 /* the reply is complete: send it */
 void xchg_notify(void *slot);                    /* a request's notify */
+void xchg_encoded(struct slot *sl);              /* its last frame may be written now */
 
 /* work.c */
 void work_start(struct server *s);
@@ -160,6 +169,9 @@ void gen_pull(struct xchg *x);   /* new frames of a stream into x->out */
 void slot_release(struct slot *sl);
 const char *gen_reason(const struct request *r);
 
+/* reqlog.c */
+void request_log(const struct xchg *x, const struct request *r);
+
 /* api_*.c */
 /* The body into x->slots, not yet submitted; x->chat tells the OpenAI routes apart. */
 err_t native_parse(struct xchg *x, const json_t *b, struct err *e) MUST_USE;
@@ -169,12 +181,24 @@ void api_completions(struct xchg *x, const json_t *b);
 void api_chat(struct xchg *x, const json_t *b);
 void api_models(struct xchg *x, const json_t *b);
 void api_model(struct xchg *x, const json_t *b);
+/* native_reply.c */
+void native_build(struct xchg *x);
+void native_frame(struct xchg *x, struct slot *sl);
+void native_encode(struct xchg *x); /* the experts of slots that wait for it */
+/* The meta_info of an ended request, as /generate would give it, into x->out. */
+void native_meta(struct xchg *x, struct slot *sl);
+/* api_tokens.c */
+void api_tokenize(struct xchg *x, const json_t *b);
+void api_detokenize(struct xchg *x, const json_t *b);
+/* api_openai.c: messages through the chat template. */
+err_t openai_messages(struct xchg *x, const json_t *b, struct buf *text, struct err *e) MUST_USE;
 /* api_info.c */
 bool waiting_for_update(struct server *s); /* --ready-after-update, and none has succeeded */
 void api_health(struct xchg *x, const json_t *b);
 void api_model_info(struct xchg *x, const json_t *b);
 void api_server_info(struct xchg *x, const json_t *b);
 void api_weight_version(struct xchg *x, const json_t *b);
+void api_metrics(struct xchg *x, const json_t *b);
 void api_loads(struct xchg *x, const json_t *b);
 void api_get_load(struct xchg *x, const json_t *b);
 /* api_control.c */
@@ -186,6 +210,9 @@ void api_continue(struct xchg *x, const json_t *b);
 void api_update_weight_version(struct xchg *x, const json_t *b);
 void api_flush(struct xchg *x, const json_t *b);
 void api_abort_request(struct xchg *x, const json_t *b);
+/* api_profile.c */
+void api_start_profile(struct xchg *x, const json_t *b);
+void api_stop_profile(struct xchg *x, const json_t *b);
 /* api_update.c */
 void api_update_from_disk(struct xchg *x, const json_t *b);
 /* api_pull.c */

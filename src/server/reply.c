@@ -32,6 +32,8 @@ void put_real(struct buf *b, double d)
     else buf_puts(b, isnan(d) ? "null" : d < 0 ? "-3e38" : "3e38");
 }
 
+/* The three shapes that SGLang has, in one: {"error":{"message"}} of its own routes, the flat one of OpenAI's, and
+ * what a stream says (`retryable`); each client finds what it looks for. */
 void put_spans(struct buf *b, const struct request *r)
 {
     buf_putc(b, '[');
@@ -52,7 +54,8 @@ void put_error(struct buf *b, int status, const char *message)
     put_str(b, message, strlen(message));
     buf_printf(b, ",\"type\":\"%s\",\"param\":null,\"code\":%d,\"error\":{\"message\":", type, status);
     put_str(b, message, strlen(message));
-    buf_printf(b, ",\"type\":\"%s\",\"param\":null,\"code\":%d}}", type, status);
+    buf_printf(b, ",\"type\":\"%s\",\"param\":null,\"code\":%d,\"retryable\":%s}}", type, status,
+               status == 503 ? "true" : "false");
 }
 
 void reply_error(struct xchg *x, int status, const char *message)

@@ -1,10 +1,18 @@
 /* routes.c - every path that is served, and by what. */
 #include "server/internal.h"
+#include <stdio.h>
+#include "server/page.h"
 #include <string.h>
 
 static void api_root(struct xchg *x, const json_t *b)
 {
+    const char *accept = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Accept");
     (void)b;
+    if (accept && strstr(accept, "text/html")) {
+        x->type = "text/html; charset=utf-8";
+        buf_put(&x->out, page_html, (size_t)(page_html_end - page_html));
+        return;
+    }
     reply_text(x, 200, "application/json", "\"Moult is running\"");
 }
 
@@ -13,6 +21,68 @@ static void api_ping(struct xchg *x, const json_t *b)
     (void)b;
     x->type = NULL;
 }
+
+/* Routes that SGLang has and that make no sense here: 400 with the reason. */
+#define NO_EMBED   "only generation is served"
+#define NO_LORA    "adapters are not served"
+#define NO_SESSION "there are no sessions; the prefix cache finds what prompts share"
+#define NO_TIERS   "the prefix cache lives in one memory"
+#define NO_DIST    "send return_routed_experts with a request to see its routing"
+#define NO_PROXY   "use /v1/chat/completions, /v1/completions or /generate"
+static const struct {
+    const char *path, *why; /* one that ends with / stands for all longer ones */
+} refused[] = {
+    {"/v1/embeddings", NO_EMBED},
+    {"/v1/classify", NO_EMBED},
+    {"/classify", NO_EMBED},
+    {"/v1/score", NO_EMBED},
+    {"/v1/rerank", NO_EMBED},
+    {"/encode", NO_EMBED},
+    {"/v1/responses", NO_PROXY},
+    {"/v1/responses/", NO_PROXY},
+    {"/v1/messages", NO_PROXY},
+    {"/v1/messages/", NO_PROXY},
+    {"/v1/audio/", "only text is served"},
+    {"/v1/realtime", "only text is served"},
+    {"/api/", NO_PROXY},
+    {"/invocations", NO_PROXY},
+    {"/vertex_generate", NO_PROXY},
+    {"/generate_from_file", "input_embeds are not taken; " NO_PROXY},
+    {"/open_session", NO_SESSION},
+    {"/close_session", NO_SESSION},
+    {"/load_lora_adapter", NO_LORA},
+    {"/load_lora_adapter_from_tensors", NO_LORA},
+    {"/load_lora_adapter_from_distributed", NO_LORA},
+    {"/unload_lora_adapter", NO_LORA},
+    {"/start_expert_distribution_record", NO_DIST},
+    {"/stop_expert_distribution_record", NO_DIST},
+    {"/dump_expert_distribution_record", NO_DIST},
+    {"/hicache/", NO_TIERS},
+    {"/freeze_gc", "there is no garbage collector to freeze"},
+    {"/slow_down", "steps are never slowed down"},
+    {"/configure_logging", "start the server with --log-level"},
+    {"/set_internal_state", "none of the settings it takes exist here"},
+    {"/update_weights_from_ipc", "use /update_weights_from_disk"},
+};
+
+static bool path_is(const char *row, const char *path)
+{
+    size_t n = strlen(row);
+    bool prefix = n > 1 && row[n - 1] == '/';
+    return prefix ? !strncmp(row, path, n) && path[n] : !strcmp(row, path);
+}
+
+static void api_refused(struct xchg *x, const json_t *b)
+{
+    char text[256] = "";
+    (void)b;
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        if (path_is(refused[i].path, x->path))
+            snprintf(text, sizeof text, "%s is not served here: %s", refused[i].path, refused[i].why);
+    reply_error(x, 400, text);
+}
+
+static const struct route refusal = {"", M_GET | M_POST | M_PUT, RUN_WORKER, ROUTE_LOADING, api_refused};
 
 static const struct route routes[] = {
     {"/", M_GET, RUN_INLINE, ROUTE_LOADING, api_root},
@@ -26,20 +96,27 @@ static const struct route routes[] = {
     {"/weight_version", M_GET, RUN_INLINE, 0, api_weight_version},
     {"/get_weight_version", M_GET, RUN_INLINE, 0, api_weight_version},
     {"/v1/loads", M_GET, RUN_INLINE, 0, api_loads},
+    {"/metrics", M_GET, RUN_INLINE, 0, api_metrics},
     {"/get_load", M_GET, RUN_INLINE, 0, api_get_load},
     {"/v1/models", M_GET, RUN_INLINE, 0, api_models},
     {"/v1/models/", M_GET, RUN_INLINE, 0, api_model},
-    {"/flush_cache", M_GET | M_POST, RUN_THREAD, 0, api_flush},
-    {"/abort_request", M_POST, RUN_WORKER, 0, api_abort_request},
-    {"/pause_generation", M_POST, RUN_THREAD, 0, api_pause},
-    {"/continue_generation", M_POST, RUN_THREAD, 0, api_continue},
-    {"/update_weight_version", M_POST, RUN_THREAD, 0, api_update_weight_version},
-    {"/update_weights_from_disk", M_POST, RUN_THREAD, 0, api_update_from_disk},
-    {"/pull_weights", M_POST, RUN_THREAD, 0, api_pull_weights},
-    {"/stage_weights_from_disk", M_POST, RUN_THREAD, 0, api_stage_from_disk},
-    {"/commit_weights", M_POST, RUN_THREAD, 0, api_commit_weights},
-    {"/discard_staged_weights", M_POST, RUN_THREAD, 0, api_discard_weights},
-    {"/weight_update_status", M_GET, RUN_INLINE, 0, api_update_status},
+    {"/flush_cache", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_flush},
+    {"/abort_request", M_POST, RUN_WORKER, ROUTE_ADMIN, api_abort_request},
+    {"/pause_generation", M_POST, RUN_THREAD, ROUTE_ADMIN, api_pause},
+    {"/continue_generation", M_POST, RUN_THREAD, ROUTE_ADMIN, api_continue},
+    {"/update_weight_version", M_POST, RUN_THREAD, ROUTE_ADMIN, api_update_weight_version},
+    {"/start_profile", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_start_profile},
+    {"/stop_profile", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_stop_profile},
+    {"/update_weights_from_disk", M_POST, RUN_THREAD, ROUTE_ADMIN, api_update_from_disk},
+    {"/tokenize", M_POST, RUN_WORKER, 0, api_tokenize},
+    {"/v1/tokenize", M_POST, RUN_WORKER, 0, api_tokenize},
+    {"/detokenize", M_POST, RUN_WORKER, 0, api_detokenize},
+    {"/v1/detokenize", M_POST, RUN_WORKER, 0, api_detokenize},
+    {"/pull_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_pull_weights},
+    {"/stage_weights_from_disk", M_POST, RUN_THREAD, ROUTE_ADMIN, api_stage_from_disk},
+    {"/commit_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_commit_weights},
+    {"/discard_staged_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_discard_weights},
+    {"/weight_update_status", M_GET, RUN_INLINE, ROUTE_ADMIN, api_update_status},
     {"/generate", M_POST | M_PUT, RUN_WORKER, ROUTE_LATER | ROUTE_GENERATES, api_generate},
     {"/v1/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_completions},
     {"/v1/chat/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_chat},
@@ -47,10 +124,9 @@ static const struct route routes[] = {
 
 const struct route *route_find(const char *path)
 {
-    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
-        size_t n = strlen(routes[i].path);
-        bool prefix = n > 1 && routes[i].path[n - 1] == '/';
-        if (prefix ? !strncmp(routes[i].path, path, n) && path[n] : !strcmp(routes[i].path, path)) return &routes[i];
-    }
+    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++)
+        if (path_is(routes[i].path, path)) return &routes[i];
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        if (path_is(refused[i].path, path)) return &refusal;
     return NULL;
 }

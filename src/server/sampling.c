@@ -38,11 +38,12 @@ static const char *const others[] = {
     "sampling_seed",
     "custom_params",
     "stream_interval",
+    "stop_regex",
 };
 /* Known to clients, change the result, not served. */
 static const char *const refused[] = {
     "json_schema", "regex",           "ebnf",      "structural_tag",
-    "stop_regex",  "response_format", "lora_path", "custom_logit_processor"};
+    "response_format", "lora_path", "custom_logit_processor"};
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
 static size_t distance(const char *a, const char *b)
@@ -112,6 +113,44 @@ static err_t read_stops(const json_t *o, struct request *r, struct err *e)
         r->n_stops = (int32_t)i + 1;
     }
     return OK;
+}
+
+static err_t add_regex(struct request *r, const json_t *v, struct err *e)
+{
+    int32_t at = r->n_stops + r->n_regexes;
+    if (!json_is_string(v)) return json_bad(e, "stop_regex", v, "a string or a list of strings");
+    err_t rc = stop_regex_new(&r->regexes[r->n_regexes], json_string_value(v), json_string_length(v), e);
+    if (rc) return rc;
+    r->n_regexes++;
+    r->stop_bytes[at] = json_string_length(v);
+    r->stops[at] = mem_dup_n(json_string_value(v), json_string_length(v));
+    return r->stops[at] ? OK : err_set(e, ERR_NOMEM, "stop_regex: out of memory");
+}
+
+/* After the stop strings, whose lists grow by the patterns. */
+static err_t read_regexes(const json_t *o, struct request *r, struct err *e)
+{
+    const json_t *v = json_field(o, "stop_regex");
+    size_t n = json_is_array(v) ? json_array_size(v) : v != NULL, all = (size_t)r->n_stops + n;
+    err_t rc = OK;
+    if (!n) return OK;
+    if (n > SAMPLING_MAX_REGEXES)
+        return err_set(e, ERR_INPUT, "stop_regex: %zu patterns, at most %d are allowed", n, SAMPLING_MAX_REGEXES);
+    char **stops = mem_try_array(all, sizeof *stops);
+    size_t *bytes = mem_try_array(all, sizeof *bytes);
+    r->regexes = mem_try_array(n, sizeof *r->regexes);
+    if (!stops || !bytes || !r->regexes) {
+        mem_free(stops);
+        mem_free(bytes);
+        return err_set(e, ERR_NOMEM, "stop_regex: out of memory");
+    }
+    for (int32_t i = 0; i < r->n_stops; i++) stops[i] = r->stops[i], bytes[i] = r->stop_bytes[i];
+    mem_free(r->stops);
+    mem_free(r->stop_bytes);
+    r->stops = stops;
+    r->stop_bytes = bytes;
+    for (size_t i = 0; !rc && i < n; i++) rc = add_regex(r, json_is_array(v) ? json_array_get(v, i) : v, e);
+    return rc;
 }
 
 static err_t read_stop_ids(const json_t *o, const struct config *cfg, struct request *r,
@@ -227,6 +266,19 @@ static err_t read_lengths(const json_t *o, enum sampling_api api, struct request
     return OK;
 }
 
+/* What the draw was made from can be told only where something was left out. */
+static err_t read_custom(const json_t *o, struct request *r, struct err *e)
+{
+    const struct sample_params *p = &r->sp;
+    const json_t *v = json_field(o, "custom_params");
+    bool greedy = !(p->temperature > 0), filters = p->top_k > 0 || p->top_p < 1 || p->min_p > 0;
+    if (v && !json_is_object(v)) return json_bad(e, "custom_params", v, "an object");
+    err_t rc = json_get_bool(v, "return_top_p_token_ids", &r->want_kept, e);
+    if (rc || !r->want_kept || greedy || filters) return rc;
+    return err_set(e, ERR_INPUT, "custom_params.return_top_p_token_ids: every token of the vocabulary would be kept; "
+                   "set top_p below 1 (or top_k, min_p)");
+}
+
 err_t sampling_parse(const json_t *o, enum sampling_api api, const struct config *cfg,
                      struct request *r, int *n, struct err *e)
 {
@@ -242,17 +294,19 @@ err_t sampling_parse(const json_t *o, enum sampling_api api, const struct config
         if (f && !(type && !strcmp(type, "text")))
             return err_set(e, ERR_INPUT, "%s: not supported by this server", refused[i]);
     }
-    int64_t samples = 1, seed = -1;
+    int64_t samples = 1, seed = -1, interval = r->stream_interval > 0 ? r->stream_interval : 1;
     const char *seed_name = api == SAMPLING_NATIVE ? "sampling_seed" : "seed";
     if ((rc = read_numbers(o, &r->sp, e)) || (rc = read_lengths(o, api, r, e)) ||
-        (rc = read_stops(o, r, e)) || (rc = read_stop_ids(o, cfg, r, e)) ||
-        (rc = read_bias(o, cfg, r, e)) ||
+        (rc = read_stops(o, r, e)) || (rc = read_regexes(o, r, e)) || (rc = read_stop_ids(o, cfg, r, e)) ||
+        (rc = read_bias(o, cfg, r, e)) || (rc = read_custom(o, r, e)) ||
+        (rc = json_get_int(o, "stream_interval", 1, INT32_MAX, &interval, e)) ||
         (rc = json_get_bool(o, "ignore_eos", &r->ignore_eos, e)) ||
         (rc = json_get_bool(o, "skip_special_tokens", &r->skip_special, e)) ||
         (rc = json_get_bool(o, "no_stop_trim", &r->no_stop_trim, e)) ||
         (rc = json_get_int(o, "n", 1, SAMPLING_MAX_N, &samples, e)) ||
         (rc = json_get_int(o, seed_name, 0, INT64_MAX, &seed, e)))
         return rc;
+    r->stream_interval = (int32_t)interval;
     if (seed >= 0) {
         r->sp.seed = (uint64_t)seed;
     } else {

@@ -20,6 +20,7 @@
 
 struct server;
 struct server_info;
+struct record;
 
 struct server_options {
     const char *host;              /* address or name to bind; NULL: 127.0.0.1 */
@@ -35,11 +36,21 @@ struct server_options {
     int32_t context_len;
     size_t max_body_bytes;      /* 0: 64 MiB */
     const char *api_key;        /* NULL: none asked */
+    const char *preferred_sampling; /* JSON object under each sampling_params of /generate; NULL: none */
+    int stream_interval;            /* tokens from one frame of a stream to the next; below 1: 1 */
+    const char *admin_key;      /* the one that control routes take; NULL: api_key */
+    const char *const *roots;   /* [n_roots] folders where control routes may look (roots.h) */
+    size_t n_roots;
+    const char *cors_origin;    /* Access-Control-Allow-Origin; NULL: other origins' pages may not call */
+    const char *metrics_prefix; /* NULL: moult_ */
+    bool log_requests;          /* a line for each that ends */
+    struct record *record;      /* record.h; NULL: none */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
     enum in_flight update_in_flight; /* of updates that do not say */
     double update_drain_s;      /* the same; 0: no limit */
     bool ready_after_update;    /* generation and health answer 503 until an update has succeeded */
     int max_running;            /* this and what follows: told in /server_info only */
+    bool keep_experts;
     const char *dtype, *load_format, *kv_cache_dtype, *quantization; /* as asked for; NULL: null */
     const struct server_info *info;                                  /* NULL: nothing is told otherwise */
 };

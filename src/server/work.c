@@ -5,6 +5,8 @@
  * others of its kind only, so normal traffic goes on beside it.
  */
 #include "server/internal.h"
+#include "server/record.h"
+#include "server/roots.h"
 
 #define BIG_BODY ((size_t)256 << 10)
 
@@ -14,6 +16,7 @@ void xchg_run(struct xchg *x)
     json_t *body = NULL;
     x->status = 200;
     x->type = "application/json";
+    if (x->s->o.record && (x->route->flags & ROUTE_LATER)) record_in(x->s->o.record, x->id, x->path, &x->body);
     if (x->body.len) {
         body = json_parse_object(x->body.data, x->body.len, &e);
         buf_release(&x->body); /* it may be large, and the generation long */
@@ -22,6 +25,12 @@ void xchg_run(struct xchg *x)
             xchg_ready(x);
             return;
         }
+    }
+    if ((x->route->flags & ROUTE_ADMIN) && roots_check(x->s->o.roots, x->s->o.n_roots, body, &e)) {
+        reply_err(x, &e);
+        json_decref(body);
+        xchg_ready(x);
+        return;
     }
     bool ends = !(x->route->flags & ROUTE_LATER);
     x->route->handle(x, body);
@@ -32,8 +41,12 @@ void xchg_run(struct xchg *x)
 static void run(struct xchg *x)
 {
     pthread_mutex_lock(&x->m);
-    bool building = x->building;
+    bool building = x->building, encoding = x->encoding;
     pthread_mutex_unlock(&x->m);
+    if (encoding) {
+        native_encode(x);
+        return;
+    }
     if (!building) {
         xchg_run(x);
         return;

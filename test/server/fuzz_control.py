@@ -120,7 +120,7 @@ class Chains:
 
     def __init__(self, root):
         self.dirs = {k: checkpoint.chain(os.path.join(root, k), t, size=SIZE) for k, t in CHAINS.items()}
-        self.first, self.most = "A", 400
+        self.first, self.most = "A", 150
 
     def check(self, prompt, ids, spans):
         last, at = prompt[-1], 0
@@ -281,7 +281,7 @@ def sequence(f, seed, index):
         raise
 
 
-def run(kind, seed, indices, result=None, told=1000):
+def run(kind, seed, indices, result=None, told=500):
     """All of them against one server; gives the counts of what happened."""
     t0 = time.time()
     flags = ("--max-total-tokens", "512", "--max-running-requests", "4", "--chunked-prefill-size", "16", "--threads", "1",

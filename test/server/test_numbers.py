@@ -28,8 +28,9 @@ def random_model(path, seed, **k):
     return c, arrays
 
 
-def forward64(c, w, ids, skip_dense=False):
-    """log_softmax of every position, [len(ids)][vocab]."""
+def forward64(c, w, ids, skip_dense=False, forced=None, trace=None):
+    """log_softmax of every position, [len(ids)][vocab].  `forced` [token][layer]: experts to take instead of the best;
+    `trace` gets (layer, probabilities of the experts)."""
     import numpy as np
 
     def norm(x, name):
@@ -66,8 +67,10 @@ def forward64(c, w, ids, skip_dense=False):
             x = x + (0 if skip_dense else mlp(h, p + "mlp."))
             continue
         r = softmax(h @ w[p + "mlp.gate.weight"].T)
+        if trace is not None:
+            trace.append((i, r))
         for t in range(n):
-            top = np.argsort(-r[t], kind="stable")[:c["num_experts_per_tok"]]
+            top = forced[t][i] if forced is not None else np.argsort(-r[t], kind="stable")[:c["num_experts_per_tok"]]
             x[t] += sum(r[t, e] / r[t, top].sum() * mlp(h[t], p + f"mlp.experts.{e}.") for e in top)
     x = norm(x, "model.norm.weight")
     y = x @ w["lm_head.weight"].T

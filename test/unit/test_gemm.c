@@ -17,8 +17,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const isas[] = {"portable", "avx2", "avx512"};
-enum { N_ISAS = 3 };
+static const char *const isas[] = {"portable", "avx2", "avx512", "neon"};
+enum { N_ISAS = 4 };
 
 /* Largest error of a sum of n products against float64, in 2^-24 of the sum of their sizes: the
  * chain's roundings grow like n, the epilogue adds a few. */
@@ -132,11 +132,39 @@ static float f32_scale(const struct format_parts *p, size_t r, size_t c)
     return ((const float *)p->scale)[scale_index(p, r, c)];
 }
 
-static float chain(const struct gemm *g, const float *a, const struct format_parts *p, size_t r,
-                   size_t c, size_t end)
+/* The exponent of the largest of 16 activations, and element c of them in fixed point. */
+static int block_exponent(const float *a, size_t n)
+{
+    float max = 0.0f;
+    int e;
+    for (size_t c = 0; c < n; c++)
+        max = fabsf(a[c]) > max ? fabsf(a[c]) : max;
+    if (max == 0.0f) return 0;
+    (void)frexpf(max, &e);
+    return e - 1 < -126 ? -126 : e - 1;
+}
+
+static float dot(const float *a, const struct format_parts *p, size_t r, size_t c, size_t end)
+{
+    float y = 0.0f;
+    for (; c < end; c += 16) {
+        size_t n = end - c < 16 ? end - c : 16;
+        int e = block_exponent(a + c, n);
+        int64_t sum = 0;
+        for (size_t i = 0; i < n; i++)
+            sum += (int64_t)rint(ldexp((double)a[c + i], 21 - e)) *
+                   (int64_t)(2.0f * code_value(p, r, c + i));
+        const uint8_t *s = (const uint8_t *)p->scale + scale_index(p, r, c);
+        float scale = formats[p->format].scale == SCALE_E8M0 ? format_e8m0(*s) : format_e4m3(*s);
+        y = fmaf((float)sum, scale * ldexpf(1.0f, e - 22), y);
+    }
+    return y;
+}
+
+static float chain(const float *a, const struct format_parts *p, size_t r, size_t c, size_t end)
 {
     float acc = 0.0f;
-    (void)g;
+    if (formats[p->format].elem == ELEM_E2M1) return dot(a, p, r, c, end);
     for (; c < end; c += 2) {
         acc = fmaf(a[c + 1], weight_at(p, r, c + 1), acc);
         acc = fmaf(a[c], weight_at(p, r, c), acc);
@@ -150,9 +178,9 @@ static float defined(const struct gemm *g, const struct format_parts *p, size_t 
     bool w_block = p->format == FORMAT_FP8_BLOCK, a_block = g->act_scale == ACT_SCALE_128;
     size_t n = (p->cols + 127) / 128;
     float y = 0.0f;
-    if (!w_block && !a_block) y = chain(g, a, p, r, 0, p->cols);
+    if (!w_block && !a_block) y = chain(a, p, r, 0, p->cols);
     for (size_t j = 0; j < n && (w_block || a_block); j++) {
-        float c = chain(g, a, p, r, j * 128, j + 1 < n ? j * 128 + 128 : p->cols), s;
+        float c = chain(a, p, r, j * 128, j + 1 < n ? j * 128 + 128 : p->cols), s;
         if (w_block && a_block)
             s = g->a_scale[row * n + j] * f32_scale(p, r, j * 128);
         else
@@ -187,6 +215,7 @@ static void check_value(const struct gemm *g, const struct format_parts *p, size
 
 struct input {
     float *a, *scale;
+    struct fixed *fixed;
     struct gemm g;
 };
 
@@ -196,12 +225,23 @@ static struct input input_new(size_t m, size_t cols, act_scale_t act)
     size_t n = m * ((cols + 127) / 128);
     in.g.a = in.a = mem_alloc(m * in.g.lda * sizeof(float));
     in.g.a_scale = in.scale = mem_alloc(n * sizeof(float));
-    for (size_t i = 0; i < m; i++)
+    in.g.fixed = in.fixed = mem_alloc(m * fixed_blocks(cols) * sizeof *in.fixed);
+    for (size_t i = 0; i < m; i++) {
         for (size_t c = 0; c < cols; c++)
             in.a[i * in.g.lda + c] = act_round(uniform(-3.0f, 3.0f));
+        if (i % 3 == 2 && cols > 40) memset(in.a + i * in.g.lda + 16, 0, 20 * sizeof(float));
+        fixed_row(in.fixed + i * fixed_blocks(cols), in.a + i * in.g.lda, cols);
+    }
     for (size_t i = 0; i < n; i++)
         in.scale[i] = uniform(0.001f, 1.0f);
     return in;
+}
+
+static void input_free(struct input *in)
+{
+    mem_free(in->a);
+    mem_free(in->scale);
+    mem_free(in->fixed);
 }
 
 static void check_definition(const struct gemm *g, const struct weights *w, const float *out,
@@ -260,8 +300,7 @@ static void one_case(format_t f, act_scale_t act, size_t m, size_t rows, size_t 
         if (o) check_isa(o, in.g, out, m);
     }
     mem_free(out);
-    mem_free(in.a);
-    mem_free(in.scale);
+    input_free(&in);
     weights_free(&w);
 }
 
@@ -318,8 +357,7 @@ static void a_row_alone(void **state)
                 }
             }
             mem_free(out);
-            mem_free(in.a);
-            mem_free(in.scale);
+            input_free(&in);
             weights_free(&w);
         }
 }
@@ -328,13 +366,18 @@ static void a_row_alone(void **state)
 static void check_codes(format_t f, size_t cols, const struct weights *w)
 {
     float *decoded = mem_alloc(cols * 4), *a = mem_alloc((cols + 1) * 4), out[5 * 256];
-    struct gemm g = {.a = a, .lda = cols + 1, .w = &w->matrix, .out = out, .ldo = 256};
+    struct fixed fixed[5 * 2];
+    size_t blocks = fixed_blocks(cols);
+    struct gemm g = {
+        .a = a, .lda = cols + 1, .fixed = fixed, .w = &w->matrix, .out = out, .ldo = 256};
     for (int i = 0; i < N_ISAS; i++) {
         const struct backend_ops *o = cpu_ops_find(isas[i]);
         if (o == NULL) continue;
         for (size_t c = 0; c < cols; c += 5) {
             memset(a, 0, (cols + 1) * 4);
             a[c] = 1.0f;
+            for (size_t k = 0; k < 5; k++)
+                fixed_row(fixed + k * blocks, a, cols);
             for (size_t m = 1; m <= 5; m += 4) { /* few rows, many rows: the same row again */
                 g.lda = m == 1 ? cols + 1 : 0;
                 o->gemm(&g, m, 0, 16);

@@ -130,7 +130,7 @@ static unsigned code_at(const uint8_t *res, format_t f, size_t cols, size_t r, s
     switch (formats[f].elem_bits) {
     case 16: return p[q * 4 + c % 2 * 2] | (unsigned)p[q * 4 + c % 2 * 2 + 1] << 8;
     case 8: return p[k / 2 * 32 + place + k % 2];
-    default: return p[k / 4 * 32 + place + k % 2] >> (k % 4 < 2 ? 0 : 4) & 15;
+    default: return p[k / 8 * 64 + q * 4 + k % 4] >> (k % 8 < 4 ? 0 : 4) & 15;
     }
 }
 

@@ -11,7 +11,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-/* A request that uses all there is: stops, text, prompt and top logprobs, stop ids, bias. */
+/* A request that uses all there is: stops, text, prompt and top logprobs, stop ids, experts. */
 static struct request *rich(int32_t salt)
 {
     struct request *r = make(salt, 24, 10);
@@ -29,6 +29,7 @@ static struct request *rich(int32_t salt)
     for (int i = 0; i < 200; i++)
         r->stop_ids[i] = 2047;
     r->min_new_tokens = 10;
+    r->want_experts = true;
     return r;
 }
 
@@ -41,6 +42,7 @@ static void fault_sweep(struct engine_options o, int n_at_once)
     int failures = 0, refused = 0, quiet = 0;
     assert_int_equal(tokenizer_load(&tok, DIR_FINAL "/tokenizer.json", &err), OK);
     o.tokenizer = tok;
+    o.keep_experts = true;
     rig_open(&g, DIR_FINAL, o);
     for (int i = 0; i < n_at_once; i++)
         want[i] = run_one(g.e, rich(i));
@@ -66,6 +68,7 @@ static void fault_sweep(struct engine_options o, int n_at_once)
                 bad++;
             } else {
                 same(want[i], r[i]);
+                assert_true(r[i]->has_experts && r[i]->n_expert_rows == 33);
             }
         }
         bool over = mem_fault_at(0) > 0;

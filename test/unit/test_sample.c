@@ -4,8 +4,10 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include "base/mem.h"
 #include "model/sample.h"
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { V = 8 };
@@ -132,9 +134,89 @@ static void not_finite(void **state)
     assert_true(!out.finite && out.id == 0);
 }
 
+/* What the filters leave of W tokens, said again: by counting those before each in double. */
+enum { W = 300 };
+static int naive_kept(const float *x, const struct sample_params *p, bool *in, double *probability)
+{
+    double sum = 0.0, max = -1e30;
+    int n = 0;
+    for (int i = 0; i < W; i++)
+        max = fmax(max, (double)x[i]);
+    for (int i = 0; i < W; i++)
+        sum += probability[i] = exp(((double)x[i] - max) / (double)p->temperature);
+    for (int i = 0; i < W; i++) {
+        int rank = 0;
+        double before = 0.0;
+        for (int j = 0; j < W; j++) {
+            if (!(x[j] > x[i] || (x[j] == x[i] && j < i))) continue;
+            rank++;
+            before += probability[j];
+        }
+        in[i] = rank == 0 || ((p->top_k <= 0 || rank < p->top_k) && before / sum <= (double)p->top_p &&
+                              probability[i] >= (double)p->min_p);
+        n += in[i];
+    }
+    return n;
+}
+
+static void kept_sets(void **state)
+{
+    (void)state;
+    static const struct sample_params rows[] = {
+        {.temperature = 1.0f, .top_p = 0.9f},   {.temperature = 0.6f, .top_p = 0.95f, .top_k = 20},
+        {.temperature = 1.0f, .top_p = 1.0f, .top_k = 5},
+        {.temperature = 1.3f, .top_p = 1.0f, .min_p = 0.1f},
+        {.temperature = 1.0f, .top_p = 0.3f, .min_p = 0.01f},
+        {.temperature = 1.0f, .top_p = 0.0001f}, {.temperature = 2.0f, .top_p = 0.999f},
+        {.temperature = 1.0f, .top_p = 1.0f, .top_k = 1}, {.temperature = 0.0f, .top_p = 0.9f}};
+    static const int32_t of[] = {0, 299, 17, 17};
+    unsigned seed = 9;
+    for (int round = 0; round < 20; round++)
+        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+            struct sample_params p = rows[i];
+            float x[W], y[W], scratch[W];
+            int32_t ids[W];
+            bool want[W];
+            double probability[W], sum = 0.0, all = 0.0;
+            struct sample_output out, plain;
+            p.repetition_penalty = 1.0f;
+            p.seed = (uint64_t)round;
+            for (int k = 0; k < W; k++)
+                x[k] = y[k] = (float)(rand_r(&seed) % 1000) / 100.0f - (float)(k % 3);
+            struct sample_input in = {.target = -1, .params = &p, .position = 5, .want_kept = true,
+                                      .n_of = 4, .of = of};
+            int n = 1;
+            struct sample_params one = p;
+            if (p.temperature == 0.0f) one.temperature = 1.0f, one.top_k = 1;
+            n = naive_kept(x, &one, want, probability);
+            sample_row(&in, &out, x, W, scratch, ids);
+            assert_int_equal(out.n_kept, n);
+            for (int k = 0; k < n; k++) {
+                assert_true(want[out.kept[k]]);
+                want[out.kept[k]] = false; /* each once */
+                sum += probability[out.kept[k]];
+                if (k) assert_true(x[out.kept[k - 1]] >= x[out.kept[k]]); /* divided by the temperature */
+            }
+            assert_true(fabs((double)out.logprob - log(probability[out.id] / sum)) < 1e-5);
+            if (n == 1) assert_true(out.kept[0] == out.id);
+            for (int k = 0; k < W; k++)
+                all += probability[k];
+            for (int k = 0; k < 4; k++)
+                assert_true(fabs((double)out.of[k] - log(probability[of[k]] / all)) < 1e-4);
+            in.want_kept = false;
+            in.n_of = 0;
+            sample_row(&in, &plain, y, W, scratch, ids);
+            assert_int_equal(plain.id, out.id); /* asking changes no draw */
+            assert_true(!plain.kept && !plain.of && plain.n_kept == 0);
+            mem_free(out.kept);
+            mem_free(out.of);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(scored_and_greedy), cmocka_unit_test(draws),
-                                       cmocka_unit_test(keyed), cmocka_unit_test(not_finite)};
+                                       cmocka_unit_test(keyed), cmocka_unit_test(not_finite),
+                                       cmocka_unit_test(kept_sets)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,7 +24,8 @@ const struct backend_ops *cpu_ops_find(const char *name)
     if (strcmp(name, "avx512") == 0)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                       __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma")
+                       __builtin_cpu_supports("avx512bf16") &&
+                       __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma")
                    ? &cpu_ops_avx512
                    : NULL;
 #endif

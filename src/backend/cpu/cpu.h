@@ -17,6 +17,9 @@ extern const struct backend_ops cpu_ops_neon;   /* AArch64 only */
 /* Rows of a that share one decoding of the weights: what callers should give a GEMM at once. */
 #define GEMM_ROWS 128
 
+/* Before loops over registers. */
+#define UNROLL _Pragma("GCC unroll 16")
+
 /* NULL where the machine or the build lacks it. */
 const struct backend_ops *cpu_ops_find(const char *name);
 const struct backend_ops *cpu_ops_best(void);

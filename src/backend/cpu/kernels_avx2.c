@@ -113,23 +113,6 @@ OP void v_load_pair(const uint16_t *p, V *even, V *odd)
 /* Two 16-byte tables of the low and the high byte of BF16 values, in both halves. */
 #define TABLE(...) _mm256_broadcastsi128_si256(_mm_setr_epi8(__VA_ARGS__))
 
-/* From the low and the high bytes of BF16 values, in the places of a unit. */
-OP void widen_bytes(__m256i low, __m256i high, V *even, V *odd)
-{
-    __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
-    widen_pairs(a, b, even, odd);
-}
-
-OP void v_e2m1_quad(const uint8_t *p, V w[4])
-{
-    const __m256i low = TABLE(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64);
-    const __m256i high = TABLE(0, 63, 63, 63, 64, 64, 64, 64, -128, -65, -65, -65, -64, -64, -64, -64);
-    __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p), nibble = _mm256_set1_epi8(15);
-    __m256i i = _mm256_and_si256(x, nibble), j = _mm256_and_si256(_mm256_srli_epi16(x, 4), nibble);
-    widen_bytes(_mm256_shuffle_epi8(low, i), _mm256_shuffle_epi8(high, i), &w[0], &w[1]);
-    widen_bytes(_mm256_shuffle_epi8(low, j), _mm256_shuffle_epi8(high, j), &w[2], &w[3]);
-}
-
 /* BF16 of a normal E4M3 is its bits moved, and 120 added to the exponent.  For the subnormals 0 to 7
  * tables hold what is to be added besides; codes from 16 index them with bit 7 set, which gives 0. */
 OP void e4m3_pair(const uint8_t *p, bool nan, V *even, V *odd)
@@ -187,7 +170,83 @@ OP V v_scale_e8m0(const uint8_t *p)
     return (V){_mm256_castsi256_ps(_mm256_srli_epi32(a, 1)),
                _mm256_castsi256_ps(_mm256_srli_epi32(b, 1))};
 }
-#define v_e2m1_quad  v_e2m1_quad
+
+/* ---- 4-bit weights: bytes of twice the element plus 12, rows 0-7 and 8-15, 4 columns a word ---- */
+
+typedef struct {
+    __m256i a[4], b[4];
+} codes_t;
+
+/* Half a unit: 8 rows of columns 0-3 (bits 0) or 4-7 (bits 4). */
+OP __m256i codes8(const uint8_t *p, int bits)
+{
+    const __m256i value = TABLE(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+    __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    x = _mm256_and_si256(bits ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
+    return _mm256_shuffle_epi8(value, x);
+}
+OP void v_codes(codes_t *c, const uint8_t *p)
+{
+    UNROLL for (int u = 0; u < 4; u++)
+    {
+        c->a[u] = codes8(p + u / 2 * 64, u % 2 * 4);
+        c->b[u] = codes8(p + u / 2 * 64 + 32, u % 2 * 4);
+    }
+}
+
+/* Sums by digit; 16-bit lanes hold 8 columns, at most 8 * 24 * 128. */
+typedef struct {
+    __m256i a[FIXED_DIGITS], b[FIXED_DIGITS];
+} sums_t;
+
+/* Columns 4 u to 4 u + 3.  Left to itself the compiler regroups these additions, and then the
+ * registers do not suffice. */
+#define ADD16(sum, x)                                                                              \
+    do {                                                                                           \
+        sum = _mm256_add_epi16(sum, x);                                                            \
+        __asm__("" : "+x"(sum));                                                                   \
+    } while (0)
+OP void add_unit(sums_t *s, __m256i a, __m256i b, const struct fixed *x, int u)
+{
+    UNROLL for (int d = 0; d < FIXED_DIGITS; d++)
+    {
+        int32_t four;
+        memcpy(&four, x->digit[d] + 4 * u, sizeof four);
+        __m256i v = _mm256_set1_epi32(four);
+        if (u == 0) {
+            s->a[d] = _mm256_maddubs_epi16(a, v);
+            s->b[d] = _mm256_maddubs_epi16(b, v);
+        } else {
+            ADD16(s->a[d], _mm256_maddubs_epi16(a, v));
+            ADD16(s->b[d], _mm256_maddubs_epi16(b, v));
+        }
+    }
+}
+OP __m256 join_digits(const __m256i s[FIXED_DIGITS], int32_t bias)
+{
+    __m256i one = _mm256_set1_epi16(1), next = _mm256_set1_epi16(256);
+    __m256i t = _mm256_add_epi32(_mm256_madd_epi16(s[2], next), _mm256_madd_epi16(s[1], one));
+    t = _mm256_add_epi32(_mm256_slli_epi32(t, 8), _mm256_madd_epi16(s[0], one));
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(t, _mm256_set1_epi32(bias)));
+}
+OP V v_dot(const codes_t *c, const struct fixed *x)
+{
+    sums_t s;
+    UNROLL for (int u = 0; u < 4; u++) add_unit(&s, c->a[u], c->b[u], x, u);
+    return (V){join_digits(s.a, x->bias), join_digits(s.b, x->bias)};
+}
+OP V v_dot_codes(const uint8_t *p, const struct fixed *x)
+{
+    sums_t s;
+    UNROLL for (int u = 0; u < 4; u++)
+    {
+        const uint8_t *q = p + u / 2 * 64;
+        add_unit(&s, codes8(q, u % 2 * 4), codes8(q + 32, u % 2 * 4), x, u);
+    }
+    return (V){join_digits(s.a, x->bias), join_digits(s.b, x->bias)};
+}
+#define v_codes      v_codes
+#define v_dot_codes  v_dot_codes
 #define v_e4m3_pair  v_e4m3_pair
 #define v_scale_e4m3 v_scale_e4m3
 #define v_scale_e8m0 v_scale_e8m0

@@ -67,16 +67,6 @@ OP __m256i unit_bytes(const uint8_t *p)
 {
     return _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i *)(const void *)p), 0xd8);
 }
-OP void v_e2m1_quad(const uint8_t *p, V w[4])
-{
-    const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
-                                        -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    __m512i x = _mm512_cvtepu16_epi32(unit_bytes(p)); /* a row's nibbles: columns 0, 2, 1, 3 */
-    w[0] = _mm512_permutexvar_ps(x, value);
-    w[2] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), value);
-    w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 8), value);
-    w[3] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 12), value);
-}
 /* BF16 of a normal E4M3 is its bits moved, and 120 added to the exponent; of a subnormal, a table's. */
 OP void e4m3_pair(const uint8_t *p, bool nan, V *even, V *odd)
 {
@@ -114,7 +104,41 @@ OP V v_scale_e8m0(const uint8_t *p)
     __m512i m = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(m, 23));
 }
-#define v_e2m1_quad  v_e2m1_quad
+
+/* ---- 4-bit weights: bytes of twice the element plus 12, 16 rows of 4 columns ---- */
+
+typedef struct {
+    __m512i w[4];
+} codes_t;
+
+OP void v_codes(codes_t *c, const uint8_t *p)
+{
+    const __m512i value = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m512i nibble = _mm512_set1_epi8(15);
+    UNROLL for (int u = 0; u < 4; u += 2)
+    {
+        __m512i x = _mm512_loadu_si512(p + u * 32);
+        c->w[u] = _mm512_shuffle_epi8(value, _mm512_and_si512(x, nibble));
+        c->w[u + 1] =
+            _mm512_shuffle_epi8(value, _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble));
+    }
+}
+OP V v_dot(const codes_t *c, const struct fixed *x)
+{
+    __m512i s[FIXED_DIGITS] = {_mm512_set1_epi32(x->bias), _mm512_setzero_si512(),
+                               _mm512_setzero_si512()};
+    UNROLL for (int u = 0; u < 4; u++)
+        UNROLL for (int d = 0; d < FIXED_DIGITS; d++)
+        {
+            int32_t four;
+            memcpy(&four, x->digit[d] + 4 * u, sizeof four);
+            s[d] = _mm512_dpbusd_epi32(s[d], c->w[u], _mm512_set1_epi32(four));
+        }
+    __m512i t = _mm512_add_epi32(_mm512_slli_epi32(s[2], 8), s[1]);
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(t, 8), s[0]));
+}
+#define v_codes      v_codes
 #define v_e4m3_pair  v_e4m3_pair
 #define v_scale_e4m3 v_scale_e4m3
 #define v_scale_e8m0 v_scale_e8m0

@@ -1,5 +1,6 @@
 /* kernels_neon.c - the kernels in NEON: 16 lanes are four registers. */
 #include "backend/cpu/cpu.h"
+#include "format/scalar.h"
 
 #if defined(__aarch64__) && !defined(MOULT_REFERENCE_F32)
 #include <arm_neon.h>
@@ -123,8 +124,50 @@ OP void v_load_pair(const uint16_t *p, V *even, V *odd)
     load_pair4(p + 24, &even->d, &odd->d);
 }
 
+/* ---- 4-bit weights: twice the element, 4 rows of 4 columns a register ---- */
+
+typedef struct {
+    int8x16_t w[4][4]; /* [columns / 4][rows / 4] */
+} codes_t;
+
+OP void v_codes(codes_t *c, const uint8_t *p)
+{
+    static const int8_t twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const int8x16_t value = vld1q_s8(twice);
+    UNROLL for (int u = 0; u < 4; u += 2)
+        UNROLL for (int q = 0; q < 4; q++)
+        {
+            uint8x16_t x = vld1q_u8(p + u * 32 + q * 16);
+            c->w[u][q] = vqtbl1q_s8(value, vandq_u8(x, vdupq_n_u8(15)));
+            c->w[u + 1][q] = vqtbl1q_s8(value, vshrq_n_u8(x, 4));
+        }
+}
+/* Rows 4 q to 4 q + 3; 16-bit lanes hold 4 columns' products by a digit, at most 4 * 12 * 128. */
+OP float32x4_t dot4(const codes_t *c, const struct fixed *x, int q)
+{
+    int32x4_t sum = vdupq_n_s32(0);
+    UNROLL for (int d = FIXED_DIGITS - 1; d >= 0; d--)
+    {
+        int16x8_t low = vdupq_n_s16(0), high = low; /* of rows 0 and 1, 2 and 3 */
+        UNROLL for (int u = 0; u < 4; u++)
+        {
+            int32_t four;
+            memcpy(&four, x->digit[d] + 4 * u, sizeof four);
+            int8x8_t v = vreinterpret_s8_s32(vdup_n_s32(four));
+            low = vmlal_s8(low, vget_low_s8(c->w[u][q]), v);
+            high = vmlal_s8(high, vget_high_s8(c->w[u][q]), v);
+        }
+        sum = vaddq_s32(vshlq_n_s32(sum, 8), vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+    }
+    return vcvtq_f32_s32(sum);
+}
+OP V v_dot(const codes_t *c, const struct fixed *x)
+{
+    return (V){dot4(c, x, 0), dot4(c, x, 1), dot4(c, x, 2), dot4(c, x, 3)};
+}
+#define v_codes v_codes
+
 #define OPS_NAME  "neon"
 #define OPS_TABLE cpu_ops_neon
-#define GEMM_WIDE 1
 #include "backend/cpu/kernels.inc"
 #endif

@@ -19,6 +19,7 @@
 struct cuda_options {
     int32_t n_kv_pages, max_step_tokens, max_seqs; /* max_seqs: sequences of a step */
     kv_type_t kv;
+    bool experts;   /* steps tell them (model.h) */
     bool no_graphs; /* --disable-cuda-graph: every step kernel by kernel */
 };
 

@@ -19,7 +19,16 @@ static void dense(const struct cuda_slice *s, format_t f, const struct gemm_weig
     gemm_launch(&s->m->gemm, s->m->q, f, &g, s->n, !s->m->plain);
 }
 
-static void norm(const struct cuda_slice *s, norm_source_t source, size_t slot)
+/* Choices of a layer's tokens. */
+static uint32_t *packed_of(const struct cuda_slice *s, int32_t layer)
+{
+    const struct cuda_model *m = s->m;
+    size_t at = m->tells ? (size_t)layer * (size_t)s->n * (size_t)m->c.top_k : 0;
+    return m->packed + at;
+}
+
+/* `from`: the layer whose experts COMBINE adds. */
+static void norm(const struct cuda_slice *s, norm_source_t source, int32_t from, size_t slot)
 {
     struct cuda_model *m = s->m;
     struct norm_args a = {
@@ -29,7 +38,7 @@ static void norm(const struct cuda_slice *s, norm_source_t source, size_t slot)
         .embed = m->embed,
         .expert = m->expert_out,
         .row_of = m->row_of,
-        .packed = m->packed,
+        .packed = source == NORM_COMBINE ? packed_of(s, from) : m->packed,
         .w = store_ptr(m->store, slot),
         .out = m->a,
         .n = m->c.hidden_size,
@@ -122,7 +131,7 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
 {
     struct cuda_model *m = s->m;
     const struct layer_weights *w = &m->layers[layer];
-    norm(s, source, w->slots.in_norm);
+    norm(s, source, layer - 1, w->slots.in_norm);
     project(s, layer);
     attend(s, layer);
     dense(s, w->o_format, w->o, m->att_o, m->c.n_heads * m->c.head_dim, m->c.hidden_size, m->y,
@@ -130,7 +139,7 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
 }
 
 /* Leaves its rows in expert_out for the next norm (NORM_COMBINE). */
-static void experts(const struct cuda_slice *s, const struct layer_weights *w)
+static void experts(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
@@ -140,7 +149,7 @@ static void experts(const struct cuda_slice *s, const struct layer_weights *w)
     struct route_args r = {
         .logits = m->router,
         .seq = m->dev.seq,
-        .packed = m->packed,
+        .packed = packed_of(s, layer),
         .offsets = m->offsets,
         .token_of = m->token_of,
         .row_of = m->row_of,
@@ -237,11 +246,11 @@ void cuda_forward(const struct cuda_slice *s)
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_weights *w = &m->layers[i];
         attention(s, i, i == 0 ? NORM_EMBED : after_mlp(c, i - 1));
-        norm(s, NORM_ADD, w->slots.post_norm);
+        norm(s, NORM_ADD, i, w->slots.post_norm);
         if (c->dense[i])
             dense_mlp(s, w);
         else
-            experts(s, w);
+            experts(s, i, w);
     }
     /* x of all tokens; the rows that are wanted are normed by cuda_head. */
     struct norm_args a = {
@@ -249,7 +258,7 @@ void cuda_forward(const struct cuda_slice *s)
         .y = m->y,
         .expert = m->expert_out,
         .row_of = m->row_of,
-        .packed = m->packed,
+        .packed = packed_of(s, c->n_layers - 1),
         .w = m->norm,
         .n = c->hidden_size,
         .top_k = c->top_k,

@@ -61,7 +61,7 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
     PLACE(att_q, n, nq);
     PLACE(att_o, n, nq);
     PLACE(router, n, ne + 1);
-    PLACE(packed, n, k);
+    PLACE(packed, m->tells ? n * (size_t)c->n_layers : n, k);
     PLACE(row_of, n, k);
     PLACE(token_of, n, k);
     PLACE(offsets, ne + 1, 1);
@@ -98,7 +98,7 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
 static err_t place_host(struct cuda_model *m, struct err *e)
 {
     struct plan p = {.ok = true};
-    size_t n = (size_t)m->cap, at[9 + ATTN_LISTS];
+    size_t n = (size_t)m->cap, at[9 + ATTN_LISTS], packed = 0;
     struct step_arrays *h = &m->host;
     at[0] = room(&p, n, 1, sizeof *h->ids);
     at[1] = room(&p, n, 1, sizeof *h->pos);
@@ -110,6 +110,8 @@ static err_t place_host(struct cuda_model *m, struct err *e)
     at[6] = room(&p, (size_t)m->cap_seqs, (size_t)m->max_pages, sizeof *h->tables);
     at[7] = room(&p, n, 1, sizeof *m->host_results);
     at[8] = room(&p, (size_t)m->n_pages, 1, sizeof *m->clear);
+    if (m->tells)
+        packed = room(&p, n * (size_t)m->c.n_layers, (size_t)m->c.top_k, sizeof *m->host_packed);
     if (!p.ok) return err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory", m->cap);
     err_t rc = host_alloc(&m->host_block, m->d, p.at, e);
     if (rc != OK) return rc;
@@ -124,6 +126,7 @@ static err_t place_host(struct cuda_model *m, struct err *e)
     h->tables = (void *)(base + at[6]);
     m->host_results = (void *)(base + at[7]);
     m->clear = (void *)(base + at[8]);
+    if (m->tells) m->host_packed = (void *)(base + packed);
     return OK;
 }
 
@@ -268,6 +271,12 @@ static const char *isa(const struct model *base)
     return ((const struct cuda_model *)base)->name;
 }
 
+/* Given experts would need their weights from the router's logits, which only the routing kernel reads. */
+static unsigned can(const struct model *base)
+{
+    return ((const struct cuda_model *)base)->tells ? MODEL_EXPERTS : 0;
+}
+
 /* Fused and routed are one path here: the plan is always made of packed ids and weights. */
 static err_t set_numerics(struct model *base, act_t act, bool routed, struct err *e)
 {
@@ -313,6 +322,7 @@ static void cuda_free(struct model *base)
 static const struct model_ops cuda_ops = {
     .free = cuda_free,
     .isa = isa,
+    .can = can,
     .set_numerics = set_numerics,
     .check_update = check_update,
     .kv_clear = cuda_kv_clear,
@@ -359,6 +369,7 @@ static void set_sizes(struct cuda_model *m, const struct config *c, const struct
     m->cap_seqs = o->max_seqs;
     m->max_pages = table_pages(c, o->n_kv_pages);
     m->kv_type = o->kv;
+    m->tells = o->experts && c->n_experts > 0;
     m->graphs_off = o->no_graphs;
     m->ld_logits = (c->vocab_size + 7) / 8 * 8;
     m->kv_half = (size_t)o->n_kv_pages * (size_t)c->n_kv_heads * kv_tile_bytes(o->kv, c->head_dim);

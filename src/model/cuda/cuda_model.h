@@ -92,7 +92,9 @@ struct cuda_model {
     float *x, *qkv, *y, *router, *logits, *cos, *sin, *partial;
     float *state, *state_ml; /* attention over shared prefixes, [cap][n_heads][head_dim and 2] */
     uint16_t *a, *att_q, *att_o, *h, *expert_out;
-    uint32_t *packed, *arrived, *ticket, *counts;
+    bool tells;       /* experts are kept and copied back */
+    uint32_t *packed; /* [tokens][top_k]; [n_layers] times that, one behind the other, if it tells */
+    uint32_t *arrived, *ticket, *counts;
     int32_t *offsets, *token_of, *row_of, *lowered;
     struct attn_span *spans[ATTN_LISTS];
     struct sample_part *parts;
@@ -100,6 +102,8 @@ struct cuda_model {
     struct step_arrays dev, host;  /* host: pinned */
     void *host_block;
     struct sample_result *host_results; /* pinned, [cap] */
+    uint32_t *host_packed;              /* pinned, as packed, if it tells */
+    int32_t n_packed;                   /* tokens of a layer in it */
     size_t cap_extra;
     int32_t *clear_dev;
     struct kernel clear_kernel;

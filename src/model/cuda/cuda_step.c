@@ -373,11 +373,30 @@ static void run_slice(struct cuda_model *m, const struct step *st, int32_t t0, i
         launch_all(&s);
     queue_copy(m->q, host_addr(m->host_results), host_addr(m->results),
                (size_t)s.n_rows * sizeof(struct sample_result));
+    m->n_packed = s.n;
+    if (m->tells && st->experts)
+        queue_copy(m->q, host_addr(m->host_packed), host_addr(m->packed),
+                   (size_t)s.n * (size_t)m->c.n_layers * (size_t)m->c.top_k * sizeof(uint32_t));
+}
+
+/* Experts of tokens [t0, t0 + n). */
+static void hand_experts(const struct cuda_model *m, const struct step *st, int32_t t0, int32_t n)
+{
+    size_t k = (size_t)m->c.top_k, layers = (size_t)m->c.n_layers;
+    if (!m->tells || !st->experts) return;
+    for (size_t l = 0; l < layers; l++)
+        for (size_t i = 0; i < (size_t)n; i++) {
+            const uint32_t *from = m->host_packed + (l * (size_t)m->n_packed + i) * k;
+            int16_t *to = st->experts + (((size_t)t0 + i) * layers + l) * k;
+            for (size_t j = 0; j < k; j++)
+                to[j] = m->c.dense[l] ? 0 : (int16_t)(from[j] >> 16);
+        }
 }
 
 static void hand_over(const struct cuda_model *m, const struct step *st, int32_t t0, int32_t n)
 {
     int32_t at = 0;
+    hand_experts(m, st, t0, n);
     for (int32_t r = 0; r < st->n_rows; r++) {
         int32_t t = st->rows[r].token - t0;
         if (t < 0 || t >= n) continue;
