@@ -8,6 +8,7 @@
 #define ENGINE_INTERNAL_H
 
 #include "engine/engine.h"
+#include "engine/expert_load.h"
 #include "engine/output.h"
 #include "engine/routing.h"
 #include "engine/profile.h"
@@ -105,12 +106,13 @@ struct engine {
     int64_t window_began, window_tokens;
     double throughput;
     struct profile profile;
+    struct expert_load load;
     /* one step, [max_step_tokens] or [max_running] */
     int32_t *ids, *pos, *seq_of;
     struct step_row *rows;
     struct sample_input *in;
     struct sample_output *out;
-    int16_t *experts;       /* [max_step_tokens][layers][top_k], if kept */
+    int16_t *experts;       /* [max_step_tokens][layers][top_k]; NULL: the model does not tell */
     const int16_t **forced; /* [max_step_tokens] */
     int32_t *row_pos; /* prompt position that the row scores; -1: it samples */
     struct step_seq *seqs;

@@ -17,7 +17,8 @@ err_t step_buffers(struct engine *e, struct err *err)
     e->in = mem_try_array(n, sizeof(*e->in));
     e->out = mem_try_array(n, sizeof(*e->out));
     size_t row = (size_t)e->o.config->n_layers * (size_t)e->o.config->top_k;
-    if (e->routing) e->experts = mem_try_array(n, row * sizeof(*e->experts));
+    bool tells = (model_can(e->o.model) & MODEL_EXPERTS) != 0;
+    if (tells) e->experts = mem_try_array(n, row * sizeof(*e->experts));
     e->forced = mem_try_array(n, sizeof(*e->forced));
     e->row_pos = mem_try_array(n, sizeof(*e->row_pos));
     e->seqs = mem_try_array(r, sizeof(*e->seqs));
@@ -25,7 +26,7 @@ err_t step_buffers(struct engine *e, struct err *err)
     e->cap_barred = 64;
     e->barred = mem_try_array(64, sizeof(*e->barred));
     if (!e->barred || !e->ids || !e->pos || !e->seq_of || !e->rows || !e->in || !e->out ||
-        !e->row_pos || !e->seqs || !e->planned || !e->forced || (e->routing && !e->experts))
+        !e->row_pos || !e->seqs || !e->planned || !e->forced || (tells && !e->experts))
         return err_set(err, ERR_NOMEM, "no memory for steps of %zu tokens", n);
     return OK;
 }
@@ -39,6 +40,7 @@ void step_release(struct engine *e)
     mem_free(e->in);
     mem_free(e->out);
     mem_free(e->experts);
+    mem_free(e->load.counts);
     mem_free(e->forced);
     mem_free(e->row_pos);
     mem_free(e->seqs);
@@ -156,6 +158,7 @@ static void hand_out(struct engine *e, const struct step *st)
 {
     int32_t row = 0;
     keep_experts(e, st);
+    if (st->experts && expert_load_wanted(&e->load)) expert_load_count(&e->load, e->o.config, st);
     for (int32_t s = 0; s < st->n_seqs; s++) {
         struct seq *q = e->planned[s];
         int32_t before = q->r->n_output;
@@ -243,7 +246,7 @@ bool step_run(struct engine *e)
     }
     struct step st = {
         .ids = e->ids, .pos = e->pos, .seq = e->seq_of, .seqs = e->seqs, .rows = e->rows,
-        .experts = e->experts};
+        .experts = e->routing || expert_load_wanted(&e->load) ? e->experts : NULL};
     int32_t n_barred = 0, decodes = 0;
     e->steps++;
     int32_t planned = sched_plan(s);

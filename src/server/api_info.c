@@ -1,5 +1,7 @@
 /* api_info.c - what is asked about the server: health, model, load. */
 #include "base/clock.h"
+#include "base/mem.h"
+#include "engine/expert_load.h"
 #include "server/info.h"
 #include "server/internal.h"
 #include <stdio.h>
@@ -99,6 +101,28 @@ void api_server_info(struct xchg *x, const json_t *body)
 static long long used_tokens(const struct engine_stats *st)
 {
     return (long long)(st->pages_total - st->pages_free - st->pages_cached) * KV_PAGE;
+}
+
+/* {"counts": [[tokens of expert 0, ...] of layer 0, ...]}; they grow while somebody asks. */
+void api_expert_load(struct xchg *x, const json_t *body)
+{
+    const struct config *c = x->s->o.config;
+    struct err e = {0};
+    uint64_t *counts = NULL;
+    (void)body;
+    if (engine_expert_load(x->s->engine, &counts, &e)) {
+        reply_err(x, &e);
+        return;
+    }
+    buf_puts(&x->out, "{\"counts\":[");
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        buf_puts(&x->out, i ? ",[" : "[");
+        for (int32_t k = 0; k < c->n_experts; k++)
+            buf_printf(&x->out, k ? ",%llu" : "%llu", (unsigned long long)counts[(size_t)i * (size_t)c->n_experts + (size_t)k]);
+        buf_putc(&x->out, ']');
+    }
+    buf_puts(&x->out, "]}");
+    mem_free(counts);
 }
 
 void api_metrics(struct xchg *x, const json_t *body)

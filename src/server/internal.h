@@ -198,6 +198,7 @@ void api_health(struct xchg *x, const json_t *b);
 void api_model_info(struct xchg *x, const json_t *b);
 void api_server_info(struct xchg *x, const json_t *b);
 void api_weight_version(struct xchg *x, const json_t *b);
+void api_expert_load(struct xchg *x, const json_t *b);
 void api_metrics(struct xchg *x, const json_t *b);
 void api_loads(struct xchg *x, const json_t *b);
 void api_get_load(struct xchg *x, const json_t *b);

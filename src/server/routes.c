@@ -97,6 +97,7 @@ static const struct route routes[] = {
     {"/get_weight_version", M_GET, RUN_INLINE, 0, api_weight_version},
     {"/v1/loads", M_GET, RUN_INLINE, 0, api_loads},
     {"/metrics", M_GET, RUN_INLINE, 0, api_metrics},
+    {"/expert_load", M_GET, RUN_WORKER, 0, api_expert_load},
     {"/get_load", M_GET, RUN_INLINE, 0, api_get_load},
     {"/v1/models", M_GET, RUN_INLINE, 0, api_models},
     {"/v1/models/", M_GET, RUN_INLINE, 0, api_model},

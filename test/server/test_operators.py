@@ -265,3 +265,23 @@ def test_record_and_replay():
     with Server(EARLY, "--record", "/nowhere", wait=False) as s:
         assert s.proc.wait(30) == 1 and "record" in s.text()
         s.proc.returncode = 0
+
+
+def test_expert_load_counts_tokens():
+    """Each token goes to top_k experts of every sparse layer; counted while somebody looks, equal to routed_experts."""
+    with Server(EARLY, "--enable-return-routed-experts", "--disable-radix-cache") as s:
+        first = s.get("/expert_load")[1]["counts"]
+        assert not any(map(any, first))
+        config = json.load(open(EARLY + "/config.json"))
+        layers, experts, k = config["num_hidden_layers"], config["num_experts"], config["num_experts_per_tok"]
+        r = s.post("/generate", {"input_ids": list(range(100, 140)), "return_routed_experts": True,
+                                 "sampling_params": {"max_new_tokens": 6, "ignore_eos": True, "temperature": 0}})[1]
+        import base64
+        import struct
+        data = base64.b64decode(r["meta_info"]["routed_experts"])
+        ids = struct.unpack(f"<{len(data) // 4}i", data)
+        want = [[0] * experts for _ in range(layers)]
+        for i, e in enumerate(ids):
+            want[i // k % layers][e] += 1
+        counts = s.get("/expert_load")[1]["counts"]
+        assert counts == want and sum(map(sum, want)) == 45 * layers * k

@@ -13,7 +13,7 @@ def test_root_by_what_is_asked():
 
 
 def test_page_in_a_browser():
-    if not browser.CHROMIUM:
+    if not browser.CHROMIUM:  # and build/log/page-*.png are there to be looked at
         print("skip test_page_in_a_browser: no chromium")
         return
     with Server(EARLY, "--served-model-name", "tiny <b>model</b>") as s:
@@ -32,6 +32,8 @@ def test_page_in_a_browser():
                 b.until("document.getElementById('send').disabled === false && document.getElementById('out').innerText.includes('Answer:')")
                 assert b.js("document.documentElement.scrollWidth <= innerWidth"), "wider than the window"
                 b.until("document.getElementById('used').style.width !== ''")
+                b.js("document.getElementById('tokens').value = 600; document.getElementById('send').click()")
+                b.until("!document.getElementById('experts').hidden && document.getElementById('spread').textContent.includes('share')")
                 b.picture(f"build/log/page-{width}{'-dark' if dark else ''}.png")
                 assert not b.errors, b.errors
         with browser.Browser() as b:
@@ -39,7 +41,8 @@ def test_page_in_a_browser():
             b.until("document.getElementById('epoch').textContent === '1'")
             assert s.post("/update_weights_from_disk", {"model_path": FINAL, "weight_version": "v2"})[0] == 200
             b.until("document.getElementById('version').textContent === 'v2' && document.getElementById('epoch').textContent === '2'")
-            b.js("document.getElementById('tokens').value = 3900; document.getElementById('prompt').value = 'x';"
+            b.js("document.querySelector('[value=text]').click(); document.getElementById('tokens').value = 3900;"
+                 "document.getElementById('prompt').value = 'Question: There are 100';"
                  "document.getElementById('send').click()")
             b.until("document.getElementById('running').textContent === '1'")
             b.js("document.getElementById('stop').click()")
