@@ -255,6 +255,14 @@ def test_refused_pulls():
         t.pull(1)
         same_bytes(t.local, pub.now)
         assert signature(s) == before, "a pull alone changes nothing that is served"
+    with tempfile.TemporaryDirectory() as root, Server(EARLY, "--allowed-path", root, "--admin-api-key", "k") as s:
+        body = {"local_checkpoint_dir": root + "/local", "source_dir": root, "target_version": 0}
+        assert s.post("/pull_weights", body, headers=BEARER)[0] == 401
+        key = {"Authorization": "Bearer k"}
+        for field in ("local_checkpoint_dir", "source_dir"):
+            status, r = s.post("/pull_weights", dict(body, **{field: "/tmp/elsewhere"}), headers=key)
+            assert status == 400 and "--allowed-path" in json.dumps(r) and not os.path.exists("/tmp/elsewhere"), (status, r)
+        assert s.post("/pull_weights", body, headers=key)[0] == 200
 
 
 def test_engines_of_one_host():
