@@ -251,6 +251,8 @@ void api_start_profile(struct xchg *x, const json_t *b);
 void api_stop_profile(struct xchg *x, const json_t *b);
 /* api_update.c */
 void api_update_from_disk(struct xchg *x, const json_t *b);
+/* api_pull.c */
+void api_pull_weights(struct xchg *x, const json_t *b);
 void api_stage_from_disk(struct xchg *x, const json_t *b);
 void api_commit_weights(struct xchg *x, const json_t *b);
 void api_discard_weights(struct xchg *x, const json_t *b);

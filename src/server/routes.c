@@ -121,6 +121,7 @@ static const struct route routes[] = {
     {"/v1/tokenize", M_POST, RUN_WORKER, 0, api_tokenize},
     {"/detokenize", M_POST, RUN_WORKER, 0, api_detokenize},
     {"/v1/detokenize", M_POST, RUN_WORKER, 0, api_detokenize},
+    {"/pull_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_pull_weights},
     {"/stage_weights_from_disk", M_POST, RUN_THREAD, ROUTE_ADMIN, api_stage_from_disk},
     {"/commit_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_commit_weights},
     {"/discard_staged_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_discard_weights},

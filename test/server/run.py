@@ -35,6 +35,7 @@ MODULES = (
     "test_operators",
     "test_page",
     "test_openapi",
+    "test_trainers",
 )
 for module in MODULES:
     m = importlib.import_module(module)
