@@ -152,6 +152,7 @@ class Model(torch.nn.Module):
         return o.permute(0, 3, 1, 2, 4).reshape(rows, new, heads * d)
 
     def moe(self, layer, x, chosen):
+        """(output, experts used)"""
         k = self.c["num_experts_per_tok"]
         p = F.linear(x, self.read(layer["gate"])).softmax(-1)
         w, ids = p.topk(k, -1) if chosen is None else (p.gather(1, chosen), chosen)
@@ -167,16 +168,21 @@ class Model(torch.nn.Module):
             if len(rows):
                 out.append((F.silu(rows @ gate[e].T) * (rows @ up[e].T)) @ down[e].T)
         y = torch.cat(out) * w.reshape(-1)[order, None]
-        return torch.zeros_like(x).index_add(0, token, y)
+        return torch.zeros_like(x).index_add(0, token, y), ids
 
-    def hidden(self, pack, attention, chosen=None):
-        """attention(i, q, k, v) -> [tokens, heads * d]; chosen: [tokens, layers, top_k]."""
-        x = self.read(self.embed)[pack.ids]
+    def hidden(self, pack, attention, chosen=None, seen=None):
+        """attention(i, q, k, v) -> [tokens, heads * d]; chosen: [tokens, layers, top_k]; the same of this
+        forward is appended to the list `seen`."""
+        x, used = self.read(self.embed)[pack.ids], []
         for i, layer in enumerate(self.layers):
             q, k, v = self.qkv(layer, self.rms(x, layer["input_layernorm"]), pack.position)
             x = x + F.linear(attention(i, q, k, v), self.read(layer["o_proj"]))
-            x = x + self.moe(layer, self.rms(x, layer["post_attention_layernorm"]),
-                             None if chosen is None else chosen[:, i])
+            y, ids = self.moe(layer, self.rms(x, layer["post_attention_layernorm"]),
+                              None if chosen is None else chosen[:, i])
+            x = x + y
+            used.append(ids)
+        if seen is not None:
+            seen.append(torch.stack(used, 1))
         return self.rms(x, self.norm)
 
     def causal(self, pack):
@@ -184,12 +190,13 @@ class Model(torch.nn.Module):
         mask = torch.ones(n, n, dtype=torch.bool).tril()
         return lambda i, q, k, v: pack.flat(self.attend(pack.pad(q), pack.pad(k), pack.pad(v), mask))
 
-    def logprobs(self, rows, starts=None, routes=None):
-        """Of the tokens starts[r].. of each row (1.. without starts), one line: [sum of n - start]."""
+    def logprobs(self, rows, starts=None, routes=None, seen=None):
+        """Of the tokens starts[r].. of each row (1.. without starts), one line: [sum of n - start].  `seen`, a
+        list, gets the experts used: [sum of n - 1, layers, top_k]."""
         pack = Pack([r[:-1] for r in rows])
         starts = [1] * len(rows) if starts is None else starts
         chosen = None if routes is None else torch.cat([torch.as_tensor(r, dtype=torch.long) for r in routes])
-        h = self.hidden(pack, self.causal(pack), chosen)
+        h = self.hidden(pack, self.causal(pack), chosen, seen)
         first = torch.tensor(starts) - 1
         wanted = pack.position >= torch.repeat_interleave(first, pack.lengths)
         target = torch.cat([torch.as_tensor(r[s:], dtype=torch.long) for r, s in zip(rows, starts)])

@@ -26,7 +26,7 @@ class Sample:
         self.logprobs = [t[0] for t in meta["output_token_logprobs"]]
         self.version, self.finish, self.routes = meta["weight_version"], meta["finish_reason"]["type"], None
         if meta.get("routed_experts"):
-            flat = np.frombuffer(base64.b64decode(meta["routed_experts"]), "<i4")
+            flat = np.frombuffer(bytearray(base64.b64decode(meta["routed_experts"])), "<i4")
             self.routes = flat.reshape(len(self.ids) - 1, -1)
 
 

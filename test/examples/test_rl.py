@@ -45,27 +45,14 @@ def test_forward_and_greedy():
         assert ids == want, (ids, want)
 
 
-def routes_of(m, ids):
-    """Experts of every token, by hand: what a server would report."""
-    chosen = []
-    moe = m.moe
-
-    def spy(layer, x, _):
-        p = torch.nn.functional.linear(x, m.read(layer["gate"])).softmax(-1)
-        chosen.append(p.topk(m.c["num_experts_per_tok"], -1)[1])
-        return moe(layer, x, None)
-    m.moe = spy
-    with torch.no_grad():
-        lp = m.logprobs([ids])
-    m.moe = moe
-    return lp, torch.stack(chosen, 1).numpy()
-
-
 def test_replay():
     """Its own choices in any order of k give the same numbers; other choices do not."""
     m, ids = Model.load(EARLY), short_references()[-1]["input_ids"]
-    lp, routes = routes_of(m, ids)
     with torch.no_grad():
+        seen = []
+        lp = m.logprobs([ids], seen=seen)
+        routes = seen[0].numpy()
+        assert routes.shape == (len(ids) - 1, m.c["num_hidden_layers"], m.c["num_experts_per_tok"])
         again = m.logprobs([ids], routes=[routes[:, :, ::-1].copy()])
         other = m.logprobs([ids], routes=[(routes + 1) % m.c["num_experts"]])
     assert (again - lp).abs().max() < 1e-4 and (other - lp).abs().max() > 0.1
