@@ -37,21 +37,21 @@ def options():
     p.add_argument("--quantization", help="of the rollouts, for the server that is started: nvfp4, mxfp8, ...")
     p.add_argument("--model", default=os.path.join(ROOT, "models/tiny-moe-early"))
     p.add_argument("--held-out", default=os.path.join(ROOT, "models/gsm-tiny.jsonl"))
-    p.add_argument("--steps", type=int, default=30)
+    p.add_argument("--steps", type=int, default=100)
     p.add_argument("--prompts", type=int, default=32, help="problems a step")
     p.add_argument("--group", type=int, default=8, help="answers to a problem")
-    p.add_argument("--minibatches", type=int, default=2, help="optimizer steps a step")
+    p.add_argument("--minibatches", type=int, default=4, help="optimizer steps a step")
     p.add_argument("--most", type=int, default=160, help="new tokens of an answer")
-    p.add_argument("--lr", type=float, default=2e-4)
+    p.add_argument("--lr", type=float, default=5e-5)
     p.add_argument("--warmup", type=int, default=4, help="optimizer steps until the learning rate is whole")
     p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.28), help="below and above 1")
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--eval-every", type=int, default=10, help="steps; also before the first and after the last")
+    p.add_argument("--eval-every", type=int, default=20, help="steps; also before the first and after the last")
     p.add_argument("--questions", type=int, default=1209, help="held-out questions of an evaluation")
     p.add_argument("--target", type=float, help="stop after an evaluation that reaches this accuracy")
     p.add_argument("--replay", choices=("off", "report", "train"), default="off",
                    help="routing replay: report the mismatch with it too, or also train with it")
-    p.add_argument("--threads", type=int, default=2, help="of the trainer")
+    p.add_argument("--threads", type=int, default=2, help="of the trainer, and of the server that is started")
     return p.parse_args()
 
 
@@ -199,7 +199,7 @@ def main():
     torch.set_num_threads(o.threads)
     if o.url:
         return run(o, Client(o.url))
-    flags = ["--quantization", o.quantization] if o.quantization else []
+    flags = ["--threads", str(o.threads)] + (["--quantization", o.quantization] if o.quantization else [])
     if o.replay != "off":
         flags.append("--enable-return-routed-experts")
     with open(os.path.join(o.out, "server.log"), "w") as log:
