@@ -164,8 +164,10 @@ FUZZERS := $(patsubst fuzz/%.c,build/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
 FUZZ_S  ?= 6
 FUZZ_SAN := fuzzer-no-link,address,undefined
 FUZZ_A  := build/$(FUZZ_SAN)/libmoult.a
+ifneq ($(SAN),$(FUZZ_SAN)) # there it is $(LIB_A)
 $(FUZZ_A): $(filter-out src/cli/main.c,$(SRC)) $(wildcard src/*/*.h src/*/*/*.h)
 	@$(MAKE) --no-print-directory CC=clang SAN=$(FUZZ_SAN) CFLAGS='-O1 -g' fuzz-lib
+endif
 build/fuzz/%: fuzz/%.c $(wildcard fuzz/*.h) $(FUZZ_A)
 	@mkdir -p $(@D)
 	clang -std=c17 -D_GNU_SOURCE -Isrc -pthread -g -O1 $(WARN) -fsanitize=fuzzer,address,undefined \
