@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static atomic_long fault_in; /* 0: off; n: the n-th mem_try fails */
 
@@ -70,6 +71,23 @@ char *mem_dup(const char *s)
     char *p = mem_alloc(n + 1);
     memcpy(p, s, n);
     return p;
+}
+
+void *mem_map(size_t bytes)
+{
+    if (fault_now() || bytes > PTRDIFF_MAX - 64) return NULL;
+    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+void mem_drop(void *p, size_t bytes)
+{
+    CHECK(madvise(p, bytes ? bytes : 1, MADV_DONTNEED) == 0);
+}
+
+void mem_unmap(void *p, size_t bytes)
+{
+    if (p) CHECK(munmap(p, bytes ? bytes : 1) == 0);
 }
 
 void mem_free(void *p)

@@ -331,6 +331,8 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .weight_version = o->weight_version ? o->weight_version : "default",
         .model_path = o->model,
         .watchdog_s = o->watchdog_s,
+        .memory_saver = o->memory_saver,
+        .weights_backup = o->weights_backup,
     };
     return engine_new(&l->engine, &eo, e);
 }

@@ -45,6 +45,7 @@ struct load_options {
     bool no_prefix_cache;
     int64_t retract_every;
     double watchdog_s;
+    bool memory_saver, weights_backup;
     void (*progress)(void *ctx, float part, const char *stage); /* NULL, or called while loading */
     void *ctx;
 };

@@ -66,6 +66,8 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .no_prefix_cache = a->no_prefix_cache,
         .retract_every = a->retract_every,
         .watchdog_s = a->watchdog_s,
+        .memory_saver = a->memory_saver,
+        .weights_backup = a->weights_backup,
         .progress = show_progress,
         .ctx = s,
     };
@@ -90,6 +92,7 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .api_key = a->api_key,
         .incremental_streaming = a->incremental,
         .max_body_bytes = (size_t)a->max_body,
+        .max_weight_body = (uint64_t)a->max_weight_body,
         .max_running = (int)a->max_running,
     };
 }

@@ -165,6 +165,8 @@ static void publish(struct engine *e)
     st->aborted = e->aborted;
     st->gen_throughput = e->throughput;
     st->epoch = store_epoch(e->o.store);
+    st->released = e->released;
+    st->no_weights = e->no_weights;
     pthread_mutex_unlock(&e->lock);
     atomic_store(&e->beat, now);
 }
@@ -188,7 +190,7 @@ static bool take_inbox(struct engine *e, bool busy)
         handle(e, m);
         m = next;
     }
-    if (late) engine_abort_where(e, NULL, NULL);
+    if (late || (stopping && memory_held(e))) engine_abort_where(e, NULL, NULL);
     e->s.draining = e->commit != NULL;
     if (e->commit && e->s.n_running == 0 && !sched_first(&e->s)) {
         m = e->commit;
@@ -204,7 +206,7 @@ static void *engine_main(void *arg)
     struct engine *e = arg;
     bool busy = false;
     while (take_inbox(e, busy)) {
-        busy = step_run(e) || e->s.n_waiting > 0;
+        busy = !memory_held(e) && (step_run(e) || e->s.n_waiting > 0);
         publish(e);
     }
     publish(e);
@@ -224,6 +226,7 @@ static void release(struct engine *e)
     mem_free(e->s.running);
     mem_free(e->weight_version);
     mem_free(e->model_path);
+    session_free(e->session);
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->answer);
     pthread_cond_destroy(&e->dog_wake);
@@ -329,6 +332,11 @@ err_t engine_between_steps(struct engine *e, err_t (*run)(void *ctx, struct err 
 {
     struct msg m = {.kind = MSG_BETWEEN_STEPS, .run = run, .ctx = ctx};
     return engine_call(e, &m, err);
+}
+
+const struct store *engine_store(const struct engine *e)
+{
+    return e->o.store;
 }
 
 static void post_abort(struct engine *e, char *prefix, struct request *r)
@@ -438,6 +446,7 @@ static err_t enter(struct engine *e, struct request *r, struct msg *m, struct ri
     err_t rc = OK;
     pthread_mutex_lock(&e->lock);
     if (e->stopping) rc = err_set(err, ERR_STATE, "the server is shutting down");
+    else if (memory_held(e)) rc = memory_refuse(e, err);
     else if (rid_known(e, r->rid))
         rc = err_set(err, ERR_INPUT, "Duplicate request ID detected: %s", r->rid);
     else if (e->o.max_queued > 0 && e->in_flight - e->stats.running >= e->o.max_queued)

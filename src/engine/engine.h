@@ -47,6 +47,8 @@ struct engine_options {
     int32_t retract_every;    /* tests: retract the youngest running request every n-th step; 0: never */
     const char *weight_version;
     const char *model_path;   /* as given */
+    bool memory_saver;        /* engine_release is allowed */
+    bool weights_backup;      /* released weights are kept in host memory */
     double watchdog_s;        /* a step longer than this ends the process non-zero; 0: off */
 };
 
@@ -58,6 +60,8 @@ struct engine_stats {
     double gen_throughput; /* tokens/s over the last seconds */
     uint64_t epoch;
     double heartbeat_age_s; /* since a step ended or the loop was last idle */
+    unsigned released;      /* enum memory_tag */
+    bool no_weights;        /* none are resident: released, or resumed without a backup and not updated since */
     bool updating, stuck;   /* stuck: work waits and no step ended for 10 s */
 };
 
@@ -91,10 +95,50 @@ void engine_abort_request(struct engine *e, struct request *r);        /* this o
 err_t engine_flush(struct engine *e, struct err *err) MUST_USE;
 err_t engine_update(struct engine *e, const char *model, const struct update_options *o,
                     struct update_result *res, struct err *err) MUST_USE;
+
+/* Tensors instead of a folder (session.c): the bytes of safetensors files in memory.  What they do not name keeps
+ * its value; a tensor without all its scales, or a scale without its weight, is refused.
+ *
+ * In one call, without a session; `bytes` (of mem_*) is taken, whatever comes of it. */
+err_t engine_update_tensors(struct engine *e, void *bytes, size_t n, const struct update_options *o,
+                            struct update_result *res, struct err *err) MUST_USE;
+/* In a session: begin, any number of adds, end, which is stage, prepare and commit of all of it or of nothing;
+ * either way the session is over then.  While one is open every other update is refused; a second begin is
+ * too, unless `restart` drops the first.  An add that is refused leaves the session as it was. */
+err_t engine_session_begin(struct engine *e, bool restart, struct err *err) MUST_USE;
+bool engine_session_open(struct engine *e);
+/* Takes `bytes`, whatever comes of it.  Of the options the label and `IN_FLIGHT_ABORT` are kept for the end, where
+ * they can be given too. */
+err_t engine_session_add(struct engine *e, void *bytes, size_t n, const struct update_options *o,
+                         struct err *err) MUST_USE;
+err_t engine_session_end(struct engine *e, const struct update_options *o, struct update_result *res,
+                         struct err *err) MUST_USE;
+/* Before generation goes on: a session with tensors is ended as above; one without is dropped; none: nothing. */
+err_t engine_session_end_at_continue(struct engine *e, struct update_result *res, struct err *err) MUST_USE;
+err_t engine_session_drop(struct engine *e, struct err *err) MUST_USE; /* ERR_STATE: none was open */
+/* Random weights (weight/dummy.h), as an update like any other. */
+err_t engine_update_random(struct engine *e, uint64_t seed, const struct update_options *o,
+                           struct update_result *res, struct err *err) MUST_USE;
+/* Largest number of bytes of all tensors of an update. */
+uint64_t engine_tensor_limit(const struct engine *e);
+
+/* Memory that a trainer on the same machine borrows (memory.c).  Released: given back to the system, addresses kept;
+ * the prefix cache is emptied, weights are lost unless `weights_backup`.  Until everything is resumed, and the weights
+ * are valid (an update of all of them after a loss), engine_submit gives ERR_BUSY and what waits is held.  Tags
+ * that are in that state already count as done.  ERR_STATE: not allowed, requests hold KV or wait, an update is
+ * open. */
+enum memory_tag { MEMORY_WEIGHTS = 1, MEMORY_KV = 2, MEMORY_GRAPHS = 4, MEMORY_ALL = 7 };
+err_t engine_release(struct engine *e, unsigned tags, struct err *err) MUST_USE;
+err_t engine_resume(struct engine *e, unsigned tags, struct err *err) MUST_USE;
+/* "weights, kv_cache" of a set of tags; "" of none. */
+void memory_tags_name(char out[48], unsigned tags);
+
 /* Run a function on the engine thread between two steps: it may read the store (engine_options) there.  Serving
  * waits for it, so it is short.  Blocks; the function's result is returned. */
 err_t engine_between_steps(struct engine *e, err_t (*run)(void *ctx, struct err *e), void *ctx,
                            struct err *err) MUST_USE;
+/* Its specs at any time, its bytes and epoch between steps. */
+const struct store *engine_store(const struct engine *e);
 /* For tests: conservation of all pages, checked between two steps. */
 err_t engine_check(struct engine *e, struct err *err) MUST_USE;
 void engine_stat(struct engine *e, struct engine_stats *out);

@@ -10,9 +10,12 @@
 #include "engine/engine.h"
 #include "engine/output.h"
 #include "engine/sched.h"
+#include "weight/bucket.h"
 #include "weight/update.h"
 
 #define RID_BUCKETS 4096
+
+struct session; /* session.c */
 
 enum msg_kind {
     MSG_SUBMIT,
@@ -61,6 +64,7 @@ struct engine {
     bool updating, stopping, ended;
     int64_t stop_at; /* clock_ns: when a stopping engine aborts what is left */
     char *weight_version, *model_path;
+    struct session *session; /* open; while it is, no other update is let in */
     struct engine_stats stats;
 
     _Atomic int64_t beat;       /* clock_ns of the last step's end or idle moment */
@@ -71,6 +75,8 @@ struct engine {
     struct sched s;
     uint64_t arrivals;
     struct msg *commit; /* waits for the drain */
+    unsigned released;  /* enum memory_tag; written under `lock` */
+    bool no_weights;
     int64_t steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
@@ -100,7 +106,32 @@ err_t step_buffers(struct engine *e, struct err *err);
 void step_release(struct engine *e);
 bool step_run(struct engine *e); /* false: nothing to do */
 /* weights.c */
+/* What an update is made of.  `stage` runs in the caller's thread. */
+struct weights_source {
+    err_t (*stage)(struct engine *e, const struct weights_source *from, struct update *u, int threads,
+                   struct update_progress *progress, struct err *err);
+    const char *path; /* the model's from then on; NULL: unchanged */
+    const char *name; /* for the log */
+    const struct buckets *buckets;
+    uint64_t seed;
+};
+/* One update at a time: the claim is for the whole of it.  ERR_STATE: another has it, or a session is open. */
+err_t weights_claim(struct engine *e, struct err *err) MUST_USE;
+void weights_release(struct engine *e);
+/* Stage, prepare and commit, with the claim. */
+err_t weights_update(struct engine *e, const struct weights_source *from, const struct update_options *o,
+                     struct update_result *res, struct err *err) MUST_USE;
 void weights_commit(struct engine *e, struct msg *m);
+/* memory.c */
+/* Nothing may be computed now. */
+static inline bool memory_held(const struct engine *e)
+{
+    return e->released || e->no_weights;
+}
+/* Why; lock held, or engine thread. */
+err_t memory_refuse(const struct engine *e, struct err *err);
+/* session.c */
+void session_free(struct session *s);
 /* watchdog.c */
 void *watchdog_main(void *arg);
 

@@ -20,6 +20,7 @@ void api_health(struct xchg *x, const json_t *body)
         return;
     }
     engine_stat(s->engine, &st);
+    if (memory_health(x, &st)) return;
     x->status = st.stuck ? 503 : 200;
     if (st.stuck) buf_puts(&x->out, "{\"status\":\"stuck\"}");
 }

@@ -25,7 +25,7 @@ static void xchg_free(struct xchg *x)
     for (int32_t i = 0; i < x->n_slots; i++) slot_release(&x->slots[i]);
     mem_free(x->slots);
     mem_free(x->model);
-    buf_release(&x->body);
+    body_release(x);
     buf_release(&x->out);
     pthread_mutex_destroy(&x->m);
     mem_free(x);
@@ -221,9 +221,9 @@ static struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const c
     x->c = c;
     x->fd = -1;
     x->refs = 1;
-    x->body.max = s->o.max_body_bytes + 1;
     pthread_mutex_init(&x->m, NULL);
     snprintf(x->path, sizeof x->path, "%s", url);
+    x->route = route_find(x->path);
     const char *id = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "x-request-id");
     bool plain = id && *id && strlen(id) < sizeof x->id;
     for (const char *p = id; plain && *p; p++) plain = *p > 0x20 && *p < 0x7f;
@@ -237,7 +237,7 @@ static struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const c
     return x;
 }
 
-static bool authorised(const struct xchg *x)
+bool xchg_authorised(const struct xchg *x)
 {
     const char *key = x->s->o.api_key;
     if (!key || !strncmp(x->path, "/health", 7)) return true;
@@ -254,11 +254,10 @@ static bool refuse(struct xchg *x, const char *method)
     x->type = "application/json";
     int m = !strcmp(method, "GET") || !strcmp(method, "HEAD") ? M_GET
             : !strcmp(method, "POST") ? M_POST : !strcmp(method, "PUT") ? M_PUT : 0;
-    x->route = route_find(x->path);
-    if (!authorised(x)) return reply_error(x, 401, "Unauthorized"), true;
+    if (!xchg_authorised(x)) return reply_error(x, 401, "Unauthorized"), true;
     if (!x->route) return reply_error(x, 404, "Not Found"), true;
     if (!(x->route->methods & m)) return reply_error(x, 405, "Method Not Allowed"), true;
-    if (x->too_big) return reply_error(x, 413, "body: too large (--max-body-bytes)"), true;
+    if (body_refuse(x)) return true;
     if (!s->ready && !(x->route->flags & ROUTE_LOADING)) {
         x->status = 503;
         pthread_mutex_lock(&s->m);
@@ -274,6 +273,7 @@ static bool refuse(struct xchg *x, const char *method)
     if ((x->route->flags & ROUTE_OPENAI) && m == M_POST &&
         (!ct || strncasecmp(ct, "application/json", 16) || (ct[16] && ct[16] != ';' && ct[16] != ' ')))
         return reply_error(x, 400, "Content-Type must be application/json"), true;
+    if (x->discard) return reply_error(x, 503, "body: it came before the server was ready"), true;
     return false;
 }
 
@@ -284,13 +284,12 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     struct xchg *x = *state;
     (void)version;
     if (!x) {
-        *state = xchg_new(s, c, url);
-        return *state ? MHD_YES : MHD_NO;
+        *state = x = xchg_new(s, c, url);
+        if (x) body_begin(x, method);
+        return x ? MHD_YES : MHD_NO;
     }
     if (*n) {
-        if (x->body.len + *n > s->o.max_body_bytes) x->too_big = true;
-        if (x->too_big) buf_release(&x->body);
-        else if (!buf_put(&x->body, data, *n)) x->too_big = true;
+        body_add(x, data, *n);
         *n = 0;
         return MHD_YES;
     }
@@ -302,6 +301,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     if (x->started) return MHD_YES;
     x->started = true;
     if (refuse(x, method)) return send_reply(x);
+    query_read(x);
     if (x->route->where == RUN_INLINE) {
         xchg_run(x);
         return send_reply(x);
@@ -374,6 +374,7 @@ err_t server_start(struct server **out, const struct server_options *o, struct e
     struct server *s = mem_alloc(sizeof *s);
     s->o = *o;
     if (!s->o.max_body_bytes) s->o.max_body_bytes = (size_t)64 << 20;
+    if (!s->o.max_weight_body) s->o.max_weight_body = (uint64_t)4 << 30;
     signal(SIGPIPE, SIG_IGN);
     pthread_mutex_init(&s->m, NULL);
     s->n_watch = raise_files();
@@ -490,6 +491,7 @@ bool server_stop(struct server *s)
     close(s->epoll_fd);
     close(s->stop_fd);
     mem_free(s->watch);
+    json_decref(s->snapshot);
     pthread_mutex_destroy(&s->m);
     mem_free(s);
     return true;

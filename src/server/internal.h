@@ -25,6 +25,7 @@ enum where { RUN_INLINE, RUN_WORKER, RUN_THREAD }; /* THREAD: may block for long
 enum route_flags {
     ROUTE_LOADING = 1, /* answered while the model loads, too */
     ROUTE_OPENAI = 2,  /* Content-Type is checked */
+    ROUTE_BYTES = 8,   /* the body may be bytes that are no JSON, up to max_weight_body: body.c */
     ROUTE_LATER = 4    /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
 };
 
@@ -64,7 +65,12 @@ struct xchg {
     struct buf body;
     char id[64];
     char path[1100]; /* /v1/models/{id} has a model's path in it */
-    bool too_big, started, big;
+    struct bytes { /* the body of a ROUTE_BYTES, if it is no JSON: mem_* */
+        uint8_t *data;
+        size_t len, cap;
+    } bytes;
+    json_t *query; /* arguments in the path, NULL: none */
+    bool too_big, no_memory, discard, is_bytes, started, big;
     int fd;
     uint64_t gen;
     struct xchg *next_work, *prev_live, *next_live;
@@ -117,6 +123,7 @@ struct server {
     uint64_t next_gen;
     struct MHD_Daemon *daemon;
     int64_t started;
+    json_t *snapshot; /* of /weights_checker; NULL: none */
 };
 
 /* reply.c */
@@ -130,9 +137,19 @@ void put_error(struct buf *b, int status, const char *message);
 void put_id(char *out, size_t n, const char *prefix);
 
 /* http.c */
+bool xchg_authorised(const struct xchg *x);
 void xchg_unref(struct xchg *x);
 void xchg_ready(struct xchg *x);                 /* the reply is complete: send it */
 void xchg_notify(void *slot);                    /* a request's notify */
+
+/* body.c: a request's body, collected by the I/O thread */
+void body_begin(struct xchg *x, const char *method);
+void body_add(struct xchg *x, const char *data, size_t n);
+bool body_refuse(struct xchg *x); /* replied: it was too large, ... */
+void body_release(struct xchg *x);
+/* query.c: a field that came as text (in the path, in a file's metadata), as JSON of the type it has in a body */
+void query_put(json_t *to, const char *name, const char *value);
+void query_read(struct xchg *x); /* into x->query; I/O thread */
 
 /* work.c */
 void work_start(struct server *s);
@@ -176,6 +193,19 @@ void api_get_load(struct xchg *x, const json_t *b);
 /* api_control.c */
 void api_flush(struct xchg *x, const json_t *b);
 void api_abort_request(struct xchg *x, const json_t *b);
+/* api_tensor.c */
+void api_update_from_tensor(struct xchg *x, const json_t *b);
+void api_begin_update(struct xchg *x, const json_t *b);
+void api_end_update(struct xchg *x, const json_t *b);
+void api_post_process(struct xchg *x, const json_t *b);
+void api_multi_gpu(struct xchg *x, const json_t *b); /* what needs it: refused */
+/* api_memory.c */
+void api_release_memory(struct xchg *x, const json_t *b);
+void api_resume_memory(struct xchg *x, const json_t *b);
+bool memory_health(struct xchg *x, const struct engine_stats *st); /* replied: no generation is possible now */
+/* api_weights.c */
+void api_get_weights(struct xchg *x, const json_t *b);
+void api_check_weights(struct xchg *x, const json_t *b);
 /* api_update.c */
 void api_update_from_disk(struct xchg *x, const json_t *b);
 

@@ -33,6 +33,7 @@ struct server_options {
     bool add_bos;
     int32_t context_len;
     size_t max_body_bytes;      /* 0: 64 MiB */
+    uint64_t max_weight_body;   /* of /update_weights_from_tensor; 0: 4 GiB */
     const char *api_key;        /* NULL: none asked */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
     int max_running;            /* told in /server_info only */

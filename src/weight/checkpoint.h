@@ -17,9 +17,9 @@
 #include "weight/safetensors.h"
 
 struct checkpoint {
-    char *dir;
+    char *dir; /* NULL: of files that are open already */
     size_t n_files;
-    struct st_file *files;
+    struct st_file *files; /* its own */
     size_t n_tensors;
     struct checkpoint_entry {
         const struct st_file *file;
@@ -29,6 +29,9 @@ struct checkpoint {
 
 err_t checkpoint_find(char **dir, const char *model, struct err *e) MUST_USE; /* caller frees */
 err_t checkpoint_open(struct checkpoint *c, const char *dir, struct err *e) MUST_USE;
+/* The tensors of open files, which are borrowed; none may have a name twice. */
+err_t checkpoint_of(struct checkpoint *c, const struct st_file *files, size_t n,
+                    struct err *e) MUST_USE;
 void checkpoint_close(struct checkpoint *c);
 const struct checkpoint_entry *checkpoint_get(const struct checkpoint *c, const char *name);
 

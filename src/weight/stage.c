@@ -1,4 +1,4 @@
-/* stage.c - update_stage_dir: a planned checkpoint into the spare arena, by several threads. */
+/* stage.c - a planned checkpoint, or part of one, into the spare arena, by several threads. */
 #include "base/buf.h"
 #include "base/mem.h"
 #include "weight/update_internal.h"
@@ -303,20 +303,37 @@ static err_t load_run(struct load *l, int n_threads, struct err *e)
     return err_set(e, l->rc, "%s", l->error.msg);
 }
 
-err_t update_stage_dir(struct update *u, const char *dir, int n_threads,
-                       struct update_progress *progress, struct err *e)
+/* Takes the plan. */
+static err_t stage_plan(struct update *u, struct plan *plan, int n_threads,
+                        struct update_progress *progress, struct err *e)
 {
-    err_t rc = update_check_open(u, e);
-    if (rc != OK) return rc;
-    struct plan plan;
-    const struct slot_spec *specs = store_spec(u->store, 0);
-    rc = plan_open(&plan, dir, specs, store_slots(u->store), e);
-    if (rc != OK) return rc;
-    struct load l = {.u = u, .plan = &plan, .progress = progress};
-    rc = plan_check(&plan, specs, e);
+    struct load l = {.u = u, .plan = plan, .progress = progress};
+    err_t rc = plan_check(plan, store_spec(u->store, 0), e);
     if (rc == OK) rc = load_plan(&l, e);
     if (rc == OK) rc = load_run(&l, n_threads, e);
     mem_free(l.jobs);
-    plan_close(&plan);
+    plan_close(plan);
+    return rc;
+}
+
+err_t update_stage_dir(struct update *u, const char *dir, int n_threads,
+                       struct update_progress *progress, struct err *e)
+{
+    struct plan plan;
+    err_t rc = update_check_open(u, e);
+    if (rc == OK) rc = plan_open(&plan, dir, store_spec(u->store, 0), store_slots(u->store), e);
+    return rc == OK ? stage_plan(u, &plan, n_threads, progress, e) : rc;
+}
+
+err_t update_stage_part(struct update *u, const struct st_file *files, size_t n_files,
+                        int n_threads, struct update_progress *progress, struct err *e)
+{
+    struct plan plan;
+    err_t rc = update_check_open(u, e);
+    if (rc == OK)
+        rc = plan_open_part(&plan, files, n_files, store_spec(u->store, 0), store_slots(u->store),
+                            e);
+    if (rc == OK) rc = stage_plan(u, &plan, n_threads, progress, e);
+    if (rc == OK) update_keep_rest(u);
     return rc;
 }

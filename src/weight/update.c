@@ -62,6 +62,17 @@ void update_mark(struct update *u, size_t slot)
         u->staged[slot] = true;
 }
 
+void update_keep_rest(struct update *u)
+{
+    size_t n = store_slots(u->store);
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i; end < n && u->staged[end] == u->staged[i]; end++)
+            ;
+        if (!u->staged[i] && !store_keep(u->store, u->next, i, end - i)) return;
+        memset(&u->staged[i], true, end - i);
+    }
+}
+
 err_t update_check_open(const struct update *u, struct err *e)
 {
     if (u->state == OPEN && !u->broken) return OK;

@@ -27,6 +27,7 @@
 #ifndef WEIGHT_UPDATE_H
 #define WEIGHT_UPDATE_H
 
+#include "weight/safetensors.h"
 #include "weight/store.h"
 #include <stdatomic.h>
 
@@ -38,6 +39,12 @@ struct update_progress {
 err_t update_begin(struct update **out, struct store *s, struct err *e) MUST_USE;
 err_t update_stage_dir(struct update *u, const char *dir, int n_threads,
                        struct update_progress *progress, struct err *e) MUST_USE;
+/* Part of a checkpoint, in place of update_stage_dir: the tensors of files in memory (safetensors.h,
+ * st_open_memory), with all their scales; every other slot keeps its resident bytes, which are copied.
+ * (Without resident weights nothing is kept: prepare names what is missing.)  An input scale that is
+ * not given becomes "none", as in a whole checkpoint; scales of K and V come alone. */
+err_t update_stage_part(struct update *u, const struct st_file *files, size_t n_files,
+                        int n_threads, struct update_progress *progress, struct err *e) MUST_USE;
 /* One tensor from canonical BF16 bytes (tests, random weights); a slot of another format gets it
  * encoded, with an amax of its own; an f32 slot widened. */
 err_t update_stage(struct update *u, const char *name, const uint16_t *bf16, uint64_t rows,

@@ -25,6 +25,8 @@ struct update {
 void update_put(struct update *u, size_t slot, part_t part, size_t row0, size_t n,
                 const void *canon);
 void update_mark(struct update *u, size_t slot);
+/* Every slot that was not staged gets its resident bytes. */
+void update_keep_rest(struct update *u);
 err_t update_check_open(const struct update *u, struct err *e) MUST_USE;
 /* A value that prepare will refuse: the `at`-th of a part. */
 void update_note(struct update *u, size_t slot, part_t part, size_t at, const char *fmt, ...)

@@ -10,7 +10,7 @@ os.makedirs("build/log", exist_ok=True)
 names = sys.argv[1:]
 passed = failed = 0
 MODULES = ("test_generate", "test_errors", "test_update", "test_openai", "test_chain", "test_numbers",
-           "test_router", "test_load", "test_quantize")
+           "test_router", "test_load", "test_quantize", "test_tensor")
 for module in MODULES:
     m = importlib.import_module(module)
     for name, f in list(vars(m).items()):

@@ -18,14 +18,13 @@ static bool slot_bytes(size_t *out, const struct resident *r)
 static void *arena_alloc(void *ctx, size_t bytes)
 {
     (void)ctx;
-    return mem_try(bytes);
+    return mem_map(bytes);
 }
 
 static void arena_free(void *ctx, void *arena, size_t bytes)
 {
     (void)ctx;
-    (void)bytes;
-    mem_free(arena);
+    mem_unmap(arena, bytes);
 }
 
 static void put(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
@@ -54,12 +53,35 @@ static void get(void *ctx, void *canon, const struct resident *r, part_t part, s
     if (n > 0 && row > 0) memcpy(canon, (const char *)at + row0 * row, n * row);
 }
 
+static void copy(void *ctx, void *to, const void *from, size_t bytes)
+{
+    (void)ctx;
+    memcpy(to, from, bytes);
+}
+
 static void *commit(void *ctx, void *now, void *next, size_t bytes, void **spare)
 {
     (void)ctx;
     (void)bytes;
     *spare = now;
     return next;
+}
+
+static err_t release(void *ctx, void *arena, size_t bytes, struct err *e)
+{
+    (void)ctx;
+    (void)e;
+    mem_drop(arena, bytes);
+    return OK;
+}
+
+static err_t resume(void *ctx, void *arena, size_t bytes, struct err *e)
+{
+    (void)ctx; /* it has memory where it is touched */
+    (void)arena;
+    (void)bytes;
+    (void)e;
+    return OK;
 }
 
 static uint64_t hash(void *ctx, const void *arena, size_t bytes)
@@ -81,7 +103,10 @@ static const struct memory_ops host_ops = {
     .free = arena_free,
     .put = put,
     .get = get,
+    .copy = copy,
     .commit = commit,
+    .release = release,
+    .resume = resume,
     .hash = hash,
     .check = check,
 };
