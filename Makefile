@@ -95,9 +95,15 @@ $(OUT)/libmoult.so: $(PICOBJ)
 	$(CC) $(ALL_CF) -shared -Wl,-soname,libmoult.so.1 $(if $(SAN),,-Wl,-z,defs) -o $@ $^ -lm -pthread
 lib: $(OUT)/libmoult.so
 
-$(OUT)/test/%: test/unit/%.c $(LIBOBJ) $(OUT)/flags
+# What tests, tools and benches link: of all objects, those that they use.
+LIB_A   := $(OUT)/libmoult.a
+$(LIB_A): $(LIBOBJ)
+	@rm -f $@
+	@$(AR) rcsT $@ $^
+
+$(OUT)/test/%: test/unit/%.c $(LIB_A) $(OUT)/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS) -lcmocka
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIB_A) $(LIBS) -lcmocka
 
 $(OUT)/flags: FORCE
 	@mkdir -p $(@D)
@@ -107,22 +113,25 @@ tests: $(TESTS)
 # One test program after another, from the root of the repository; each prints cmocka's summary.
 # RUN is a program that runs them (an emulator).
 unit: $(TESTS)
-	@set -e; for t in $(TESTS); do echo "== $$t"; $(RUN) $$t; done
+	@set -e; for t in $(TESTS); do t0=$$SECONDS; echo "== $$t"; $(RUN) $$t; echo "== $$((SECONDS - t0)) s"; done
+
+# Those in which threads meet, for SAN=thread.
+TSAN_TESTS := $(addprefix $(OUT)/test/,test_base test_engine)
+tsan-tests: $(TSAN_TESTS)
+tsan-unit: $(TSAN_TESTS)
+	@set -e; for t in $(TSAN_TESTS); do echo "== $$t"; $$t; done
 
 # Tests of the GPU.  They link what they use and no more, so that they run where only the driver,
 # libc and libcmocka are (tools/carry-cuda).  A machine without a GPU skips them.
 CUDA_TESTS := $(patsubst test/cuda/%.c,$(OUT)/test-cuda/%,$(sort $(wildcard test/cuda/test_*.c)))
-$(OUT)/libmoult.a: $(LIBOBJ)
-	@rm -f $@
-	@$(AR) rcs $@ $^
-$(OUT)/test-cuda/%: test/cuda/%.c $(OUT)/libmoult.a $(OUT)/flags
+$(OUT)/test-cuda/%: test/cuda/%.c $(LIB_A) $(OUT)/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(OUT)/libmoult.a -Wl,--as-needed $(LIBS) -lcmocka
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIB_A) -Wl,--as-needed $(LIBS) -lcmocka
 cuda-tests: $(CUDA_TESTS)
 CUDA_BENCHES := $(if $(filter 1,$(CUDA)),$(patsubst bench/%.c,$(OUT)/bench/%,$(sort $(wildcard bench/bench_cuda*.c))))
-$(CUDA_BENCHES): $(OUT)/bench/%: bench/%.c $(OUT)/libmoult.a $(OUT)/flags
+$(CUDA_BENCHES): $(OUT)/bench/%: bench/%.c $(LIB_A) $(OUT)/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(OUT)/libmoult.a -Wl,--as-needed $(LIBS)
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIB_A) -Wl,--as-needed $(LIBS)
 cuda-benches: $(CUDA_BENCHES)
 # Tests of the model and the engine, which run on the host or, told so, on the GPU.
 MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine)
@@ -135,9 +144,9 @@ check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS) $(MODEL_TESTS))
 # Small programs that tests drive (oracles in other languages).
 TOOLS   := $(patsubst test/tools/%.c,$(OUT)/tools/%,$(sort $(wildcard test/tools/*.c)))
 tools: $(TOOLS)
-$(OUT)/tools/%: test/tools/%.c $(LIBOBJ) $(OUT)/flags
+$(OUT)/tools/%: test/tools/%.c $(LIB_A) $(OUT)/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS)
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIB_A) $(LIBS)
 
 # Documents written from tables of the source; a test compares them.
 docs: $(OUT)/tools/formatdoc
@@ -148,14 +157,14 @@ docs: $(OUT)/tools/formatdoc
 FUZZERS := $(patsubst fuzz/%.c,build/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
 FUZZ_S  ?= 6
 FUZZ_SAN := fuzzer-no-link,address,undefined
-FUZZ_OBJ := $(filter-out %/cli/main.o,$(subst @,$(FUZZ_SAN),$(SRC:src/%.c=build/@/obj/%.o))) \
-            $(MODULES:$(OUT)/%=build/$(FUZZ_SAN)/%)
-build/fuzz/%: fuzz/%.c $(wildcard fuzz/*.h) $(filter-out src/cli/main.c,$(SRC))
-	@$(MAKE) --no-print-directory -j2 CC=clang SAN=$(FUZZ_SAN) CFLAGS='-O1 -g' fuzz-lib
+FUZZ_A  := build/$(FUZZ_SAN)/libmoult.a
+$(FUZZ_A): $(filter-out src/cli/main.c,$(SRC)) $(wildcard src/*/*.h src/*/*/*.h)
+	@$(MAKE) --no-print-directory CC=clang SAN=$(FUZZ_SAN) CFLAGS='-O1 -g' fuzz-lib
+build/fuzz/%: fuzz/%.c $(wildcard fuzz/*.h) $(FUZZ_A)
 	@mkdir -p $(@D)
 	clang -std=c17 -D_GNU_SOURCE -Isrc -pthread -g -O1 $(WARN) -fsanitize=fuzzer,address,undefined \
-	    $(PKG_CF) -o $@ $< $(FUZZ_OBJ) $(LIBS)
-fuzz-lib: $(LIBOBJ)
+	    $(PKG_CF) -o $@ $< $(FUZZ_A) $(LIBS)
+fuzz-lib: $(LIB_A)
 fuzz: $(FUZZERS)
 	@set -e; for f in $(FUZZERS); do n=$$(basename $$f); echo "== $$n"; \
 	    mkdir -p build/corpus/$$n; seeds=; [ -d fuzz/corpus/$$n ] && seeds=fuzz/corpus/$$n; \
@@ -163,9 +172,9 @@ fuzz: $(FUZZERS)
 	        build/corpus/$$n $$seeds >build/fuzz/$$n.log 2>&1 || { tail -40 build/fuzz/$$n.log; exit 1; }; grep number_of_executed build/fuzz/$$n.log; done
 
 # Benches are printed, never tested; bench/README.md says how to read them.
-$(OUT)/bench/%: bench/%.c $(LIBOBJ) $(OUT)/flags
+$(OUT)/bench/%: bench/%.c $(LIB_A) $(OUT)/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIBOBJ) $(LIBS)
+	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIB_A) $(LIBS)
 bench: $(OUT)/bench/bench_model $(OUT)/bench/bench_moe
 	$(OUT)/bench/bench_moe
 	$(OUT)/bench/bench_model models/tiny-moe
@@ -204,5 +213,5 @@ install: $(OUT)/moult $(OUT)/libmoult.so $(OUT)/moult.1 $(OUT)/moult.bash
 clean:
 	rm -rf build
 
-.PHONY: all lib tests unit tools docs cuda-tests model-tests cuda-benches check-cuda fuzz fuzz-lib layers bench check check-quick install clean FORCE
+.PHONY: all lib tests unit tsan-tests tsan-unit tools docs cuda-tests model-tests cuda-benches check-cuda fuzz fuzz-lib layers bench check check-quick install clean FORCE
 -include $(OBJ:.o=.d) $(PICOBJ:.o=.d) $(TESTS:=.d) $(TOOLS:=.d) $(CUDA_TESTS:=.d) $(FATBINS:.fatbin=.d)
