@@ -22,9 +22,9 @@ CUDA    ?= $(if $(NVCC),1,0)
 OUT     := build$(if $(SAN),/$(SAN))$(if $(REF),/ref)
 
 PKG_CONFIG ?= pkg-config
-PKGS    := libmicrohttpd jansson libpcre2-8 libutf8proc libxxhash libcurl
+PKGS    := libmicrohttpd jansson libpcre2-8 libutf8proc libxxhash nettle libcurl
 PKG_CF  := $(shell $(PKG_CONFIG) --cflags $(PKGS) 2>/dev/null)
-PKG_LD  := $(shell $(PKG_CONFIG) --libs libmicrohttpd jansson libpcre2-8 libutf8proc 2>/dev/null)
+PKG_LD  := $(shell $(PKG_CONFIG) --libs libmicrohttpd jansson libpcre2-8 libutf8proc nettle 2>/dev/null)
 
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef \
            -Wwrite-strings -Wpointer-arith -Wformat=2 -Wdouble-promotion

@@ -2,7 +2,7 @@
 # Install what is missing (Debian, Ubuntu):  sh tools/deps.sh [test]
 set -eu
 pkgs="make gcc libc6-dev pkg-config libmicrohttpd-dev libjansson-dev libpcre2-dev libutf8proc-dev
-      libxxhash-dev libcurl4-openssl-dev curl"
+      libxxhash-dev nettle-dev libcurl4-openssl-dev curl"
 [ "${1:-}" = test ] && pkgs="$pkgs libcmocka-dev clang python3 python3-venv libclang-rt-dev"
 missing=
 for p in $pkgs; do

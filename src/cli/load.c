@@ -1,4 +1,5 @@
 #include "cli/load.h"
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "cli/formats.h"
@@ -102,6 +103,36 @@ err_t load_quantization(format_t *format, unsigned *accept, const char *name, st
     return rc;
 }
 
+static bool is(const char *what, const char *name)
+{
+    return strcmp(what, name) == 0;
+}
+
+/* A second generation of weights must fit beside the first and KV; without being told, KV comes first. */
+static err_t plan_staging(struct loaded *l, const struct load_options *o, struct err *e)
+{
+    const char *want = o->update_staging ? o->update_staging : "auto";
+    l->staging = STAGING_DEVICE;
+    if (l->device) {
+        if (is(want, "auto") || is(want, "device")) return OK;
+        return err_set(e, ERR_UNSUPPORTED,
+                       "--update-staging %s: on a GPU updates are staged in its own memory (device); "
+                       "the copy from host memory into place is not implemented",
+                       want);
+    }
+    if (is(want, "device"))
+        return err_set(e, ERR_INPUT, "--update-staging device: there is no GPU; host or off");
+    size_t need = 2 * l->weight_bytes + (size_t)l->n_pages * l->page_bytes;
+    bool fits = need <= l->available;
+    if (is(want, "host") && !fits)
+        return err_set(e, ERR_INPUT,
+                       "--update-staging host: two generations of weights and KV take %.1f GB, %.1f "
+                       "GB are available (--max-total-tokens, --update-staging off)",
+                       (double)need * 1e-9, (double)l->available * 1e-9);
+    l->staging = fits && !is(want, "off") ? STAGING_HOST : STAGING_OFF;
+    return OK;
+}
+
 /* KV pages: as told in tokens, else what the memory rule gives. */
 static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err *e)
 {
@@ -158,6 +189,7 @@ static err_t load_text(struct loaded *l, const struct load_options *o, struct er
     if (!buf_printf(&path, "%s/tokenizer.json", dir)) rc = err_set(e, ERR_NOMEM, "out of memory");
     if (rc == OK) rc = tokenizer_load(&l->tokenizer, path.data, e);
     if (rc == OK) rc = textconf_load(&l->text, dir, e);
+    if (rc == OK) unloaded_note(&l->unloaded, dir, &l->text, &l->config);
     buf_release(&path);
     mem_free(dir);
     if (rc != OK) return rc;
@@ -239,7 +271,8 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     if (step < o->max_running)
         step = o->max_running; /* every running request decodes in one step */
     l->max_step_tokens = (int32_t)step;
-    return l->device ? load_device_plan(l, o, e) : plan_kv(l, o, e);
+    rc = l->device ? load_device_plan(l, o, e) : plan_kv(l, o, e);
+    return rc == OK ? plan_staging(l, o, e) : rc;
 }
 
 /* A second thread tells how far the first has read. */
@@ -298,7 +331,9 @@ err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e
     struct update *u = NULL;
     err_t rc = update_begin(&u, l->store, e);
     if (rc != OK) return rc;
+    double t0 = clock_s();
     rc = stage(l, o, u, e);
+    l->read_s = clock_s() - t0;
     if (rc == OK) rc = update_prepare(u, e);
     if (rc == OK) update_commit(u);
     update_free(u);
@@ -311,6 +346,13 @@ err_t load_weights(struct loaded *l, const struct load_options *o, struct err *e
         rc = model_new(&l->model, &l->config, l->store, l->pool, l->n_pages, o->kv,
                        l->max_step_tokens, o->isa, e);
     return rc == OK ? model_set_numerics(l->model, o->numerics.act, o->numerics.routed, e) : rc;
+}
+
+/* The engine's question about an update's folder. */
+static void compare_folder(void *ctx, const char *dir, char *warning, size_t n)
+{
+    const struct loaded *l = ctx;
+    unloaded_compare(&l->unloaded, dir, warning, n);
 }
 
 err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
@@ -333,6 +375,11 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .watchdog_s = o->watchdog_s,
         .memory_saver = o->memory_saver,
         .weights_backup = o->weights_backup,
+        .in_place = l->staging == STAGING_OFF,
+        .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads : l->device ? 0 : 1,
+        .loaders_yield = l->device == NULL,
+        .compare = compare_folder,
+        .compare_ctx = l,
     };
     return engine_new(&l->engine, &eo, e);
 }
@@ -345,13 +392,20 @@ void load_plan(const struct loaded *l, struct buf *out)
     }
     double kv = (double)l->n_pages * (double)l->page_bytes;
     (void)buf_printf(out,
-                     "memory: weights %.1f MB, %.3f of the %.1f MB stored (twice that while an "
-                     "update is staged), KV %.1f MB = "
-                     "%" PRId64 " tokens in pages of %d; %.1f GB available",
+                     "memory: weights %.1f MB, %.3f of the %.1f MB stored, KV %.1f MB = "
+                     "%" PRId64 " tokens in pages of %d; %.1f GB available; updates: ",
                      (double)l->weight_bytes * 1e-6,
                      (double)l->weight_bytes / (double)(l->stored_bytes ? l->stored_bytes : 1),
                      (double)l->stored_bytes * 1e-6, kv * 1e-6, (int64_t)l->n_pages * KV_PAGE,
                      KV_PAGE, (double)l->available * 1e-9);
+    if (l->staging == STAGING_HOST)
+        (void)buf_printf(out, "staged in host memory, another %.1f MB while one is open; the swap is "
+                              "an exchange of addresses, below 10 ms",
+                         (double)l->weight_bytes * 1e-6);
+    else
+        (void)buf_printf(out, "in place, no memory; serving stands still while the %.1f MB are read "
+                              "a second time",
+                         (double)l->stored_bytes * 1e-6);
 }
 
 void load_release(struct loaded *l)

@@ -12,7 +12,7 @@
 
 #include "backend/cuda/weights.h"
 #include "base/pool.h"
-#include "cli/textconf.h"
+#include "cli/unloaded.h"
 #include "engine/engine.h"
 #include "format/act.h"
 #include "model/config.h"
@@ -46,15 +46,21 @@ struct load_options {
     int64_t retract_every;
     double watchdog_s;
     bool memory_saver, weights_backup;
+    const char *update_staging; /* NULL or "auto", "device", "host", "off" */
+    int64_t loader_threads;     /* of an update; 0: the default */
     void (*progress)(void *ctx, float part, const char *stage); /* NULL, or called while loading */
     void *ctx;
 };
+
+/* Where an update's weights wait for their commit. */
+enum staging { STAGING_DEVICE, STAGING_HOST, STAGING_OFF };
 
 struct loaded {
     char *dir;
     struct config config;
     struct tokenizer *tokenizer;
     struct textconf text;
+    struct unloaded unloaded;
     int32_t bos_id, context_len;
     /* memory plan, in bytes */
     size_t weight_bytes, page_bytes;
@@ -63,6 +69,8 @@ struct loaded {
     int32_t n_pages, max_step_tokens;
     int n_threads;
     size_t available; /* when planned */
+    enum staging staging;
+    double read_s; /* what reading the weights took */
 
     struct device *device; /* NULL: the CPU */
     struct weights *device_weights;

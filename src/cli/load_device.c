@@ -91,7 +91,7 @@ void load_device_tell(const struct loaded *l, struct buf *out)
     (void)buf_printf(
         out,
         "%s, %.1f GB (%.1f free): weights %.2f GB, %.3f of the bytes stored, and as much for "
-        "staged updates; a step %.2f GB; KV %.2f GB = %" PRId64 " tokens in pages of %d",
+        "staged updates, which one copy in the device's memory commits; a step %.2f GB; KV %.2f GB = %" PRId64 " tokens in pages of %d",
         device_about(l->device)->name, (double)l->device_bytes * 1e-9, (double)l->available * 1e-9,
         (double)l->weight_bytes * 1e-9,
         (double)l->weight_bytes / (double)(l->stored_bytes ? l->stored_bytes : 1),

@@ -68,6 +68,8 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .watchdog_s = a->watchdog_s,
         .memory_saver = a->memory_saver,
         .weights_backup = a->weights_backup,
+        .update_staging = a->update_staging,
+        .loader_threads = a->loader_threads,
         .progress = show_progress,
         .ctx = s,
     };
@@ -186,6 +188,9 @@ static int run(const struct serve_args *a, struct err *e)
     err_t rc = bring_up(&s, &l, &lo, a, e);
     if (rc == OK) {
         log_line(LOG_INFO, "kernels: %s, %d threads", model_isa(l.model), l.n_threads);
+        if (l.staging == STAGING_OFF)
+            log_line(LOG_WARN, "updates are in place: each reads its folder twice, and stops serving for the second "
+                     "time (reading took %.2f s at start)", l.read_s);
         log_line(LOG_INFO, "ready in %.2f s", clock_s() - t0);
         int sig = 0;
         sigwait(&set, &sig);

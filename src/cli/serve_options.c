@@ -84,6 +84,11 @@ static const struct opt serve_opts[] = {
      "accepted; no code of a model is ever run", NULL},
     {"enable-deterministic-inference", NULL, OPT_HONOURED, OPT_FLAG, AT(deterministic), NULL, 0, 0, NULL,
      "accepted; it is always so", NULL},
+    {"update-staging", NULL, OPT_HONOURED, OPT_CHOICE, AT(update_staging), "auto", 0, 0, "auto|device|host|off",
+     "where an update's weights wait for their commit: a second copy in the device's memory (a GPU) or the host's; off: "
+     "none, they are read twice and overwritten while serving stands still; auto: a copy if memory has room", NULL},
+    {"update-loader-threads", NULL, OPT_HONOURED, OPT_INT, AT(loader_threads), NULL, 1, 64, NULL,
+     "threads that read an update [a CPU: 1, niced; a GPU: one a core, at most 8]", NULL},
     {"retract-every", NULL, OPT_HONOURED, OPT_INT, AT(retract_every), "0", 0, 1 << 30, NULL, NULL, NULL},
 
     SPEED("attention-backend"), SPEED("prefill-attention-backend"),

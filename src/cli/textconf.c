@@ -27,6 +27,12 @@ static const json_t *template_value(const json_t *root)
     return NULL;
 }
 
+static err_t parse_template(struct textconf *t, const char *text, size_t n, struct err *e)
+{
+    digest_of(DIGEST_XXH3_128, text, n, t->chat_sum);
+    return tmpl_parse(&t->chat, text, n, e);
+}
+
 static err_t parse_config(struct textconf *t, const char *path, bool with_template, struct err *e)
 {
     struct buf text = {0};
@@ -45,7 +51,7 @@ static err_t parse_config(struct textconf *t, const char *path, bool with_templa
     t->add_bos = json_is_true(json_object_get(root, "add_bos_token"));
     const json_t *v = with_template ? template_value(root) : NULL;
     if (json_is_string(v)) {
-        rc = tmpl_parse(&t->chat, json_string_value(v), json_string_length(v), e);
+        rc = parse_template(t, json_string_value(v), json_string_length(v), e);
         if (rc != OK) rc = err_wrap(e, rc, "%s: chat_template", path);
     }
     json_decref(root);
@@ -62,7 +68,7 @@ err_t textconf_load(struct textconf *t, const char *dir, struct err *e)
     bool own_file = file_exists(path.data);
     rc = own_file ? file_read(&source, path.data, TEMPLATE_BYTES, e) : OK;
     if (rc == OK && own_file) {
-        rc = tmpl_parse(&got.chat, source.data, source.len, e);
+        rc = parse_template(&got, source.data, source.len, e);
         if (rc != OK) rc = err_wrap(e, rc, "%s", path.data);
     }
     buf_release(&source);

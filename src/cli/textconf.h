@@ -8,6 +8,7 @@
 #ifndef CLI_TEXTCONF_H
 #define CLI_TEXTCONF_H
 
+#include "base/digest.h"
 #include "base/err.h"
 #include "text/template.h"
 #include <stdbool.h>
@@ -16,6 +17,7 @@ struct textconf {
     struct tmpl *chat; /* NULL: none */
     char *bos, *eos;   /* NULL: none */
     bool add_bos;
+    char chat_sum[DIGEST_HEX]; /* xxh3-128 of the template's text; "": none */
 };
 
 err_t textconf_load(struct textconf *t, const char *dir, struct err *e) MUST_USE;

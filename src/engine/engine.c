@@ -99,6 +99,14 @@ void engine_abort_where(struct engine *e, const char *prefix, const struct reque
             engine_finish(e, e->s.running[i], FINISH_ABORT, 0, "Abort");
 }
 
+void engine_fail_all(struct engine *e, int status, const char *message)
+{
+    while (e->s.head)
+        engine_finish(e, e->s.head, FINISH_ABORT, status, message);
+    while (e->s.n_running > 0)
+        engine_finish(e, e->s.running[e->s.n_running - 1], FINISH_ABORT, status, message);
+}
+
 static void handle(struct engine *e, struct msg *m)
 {
     struct err err = {0};
@@ -165,8 +173,6 @@ static void publish(struct engine *e)
     st->aborted = e->aborted;
     st->gen_throughput = e->throughput;
     st->epoch = store_epoch(e->o.store);
-    st->released = e->released;
-    st->no_weights = e->no_weights;
     pthread_mutex_unlock(&e->lock);
     atomic_store(&e->beat, now);
 }
@@ -196,8 +202,9 @@ static bool take_inbox(struct engine *e, bool busy)
         m = e->commit;
         e->commit = NULL;
         e->s.draining = false;
-        weights_commit(e, m);
+        updates_commit(e, m);
     }
+    updates_refuse_work(e); /* what was on its way when they were lost */
     return !(stopping && e->s.n_running == 0 && e->s.n_waiting == 0);
 }
 
@@ -226,7 +233,6 @@ static void release(struct engine *e)
     mem_free(e->s.running);
     mem_free(e->weight_version);
     mem_free(e->model_path);
-    session_free(e->session);
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->answer);
     pthread_cond_destroy(&e->dog_wake);
@@ -305,13 +311,15 @@ void engine_stop(struct engine *e, double drain_s)
         handle(e, m);
     }
     engine_abort_where(e, NULL, NULL);
-    if (e->commit) weights_commit(e, e->commit);
+    if (e->commit) updates_commit(e, e->commit);
+    engine_cancel(e);
     pthread_mutex_lock(&e->lock);
     while (e->blocking > 0) pthread_cond_wait(&e->answer, &e->lock);
     e->ended = true;
     pthread_cond_signal(&e->dog_wake);
     pthread_mutex_unlock(&e->lock);
     if (e->has_dog) pthread_join(e->dog, NULL);
+    updates_release(e);
     release(e);
 }
 
@@ -366,7 +374,10 @@ void engine_stat(struct engine *e, struct engine_stats *out)
 {
     pthread_mutex_lock(&e->lock);
     *out = e->stats;
-    out->updating = e->updating;
+    enum update_state u = e->updates.state;
+    out->updating = u == UPDATE_STAGING || u == UPDATE_DRAINING || u == UPDATE_COMMITTING;
+    out->no_weights = e->no_weights || e->lost;
+    out->released = e->released;
     bool inbox = e->first != NULL;
     pthread_mutex_unlock(&e->lock);
     bool idle = atomic_load(&e->idle) && !inbox;
@@ -449,6 +460,8 @@ static err_t enter(struct engine *e, struct request *r, struct msg *m, struct ri
     else if (memory_held(e)) rc = memory_refuse(e, err);
     else if (rid_known(e, r->rid))
         rc = err_set(err, ERR_INPUT, "Duplicate request ID detected: %s", r->rid);
+    else if (updates_check_weights(e, err) != OK)
+        rc = ERR_BUSY;
     else if (e->o.max_queued > 0 && e->in_flight - e->stats.running >= e->o.max_queued)
         rc = err_set(err, ERR_BUSY, "the queue is full: %d requests wait", e->o.max_queued);
     if (rc == OK) {

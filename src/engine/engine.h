@@ -5,7 +5,7 @@
  *     engine_new(&e, &o, err);                  // starts the engine thread
  *     engine_submit(e, r, err);                 // any thread
  *     engine_abort(e, rid, false);              // any thread
- *     engine_update(e, dir, &opt, &result, err) // any thread, blocks until committed or refused
+ *     engine_update(e, dir, &opt, &result, err) // any thread, blocks until committed or refused (updates.h)
  *     engine_stop(e, drain_s);                  // answers everything, joins, frees nothing of requests
  *
  * Each turn: take the inbox (new requests, aborts, control work), admit, build one step (decodes first,
@@ -50,6 +50,12 @@ struct engine_options {
     bool memory_saver;        /* engine_release is allowed */
     bool weights_backup;      /* released weights are kept in host memory */
     double watchdog_s;        /* a step longer than this ends the process non-zero; 0: off */
+    bool in_place;            /* updates have no memory for a second generation (updates.h) */
+    int loader_threads;       /* of an update; 0: as many as cores, at most 8 */
+    bool loaders_yield;       /* they run where steps are computed: nice */
+    /* NULL, or: what of a new folder will not take effect, into `warning` ("": nothing). */
+    void (*compare)(void *ctx, const char *dir, char *warning, size_t n);
+    void *compare_ctx;
 };
 
 struct engine_stats {
@@ -61,8 +67,8 @@ struct engine_stats {
     uint64_t epoch;
     double heartbeat_age_s; /* since a step ended or the loop was last idle */
     unsigned released;      /* enum memory_tag */
-    bool no_weights;        /* none are resident: released, or resumed without a backup and not updated since */
     bool updating, stuck;   /* stuck: work waits and no step ended for 10 s */
+    bool no_weights;        /* an update in place failed half-way: nothing is served */
 };
 
 /* What a commit does with requests that run: lets them end, or ends them. */
@@ -72,7 +78,10 @@ struct update_options {
     const char *weight_version; /* NULL: unchanged */
     bool flush_cache;
     enum in_flight in_flight;
-    int loader_threads; /* 0: as many as cores, at most 8 */
+    int loader_threads; /* 0: engine_options.loader_threads */
+    const char *manifest; /* NULL, or a file of checksums that must be met (weight/manifest.h) */
+    bool any_bf16;        /* BF16 weights are not searched for NaN and infinity */
+    const char *caller;   /* for the record; may be NULL */
 };
 struct update_result {
     double stage_s, drain_s, swap_s;
@@ -80,6 +89,8 @@ struct update_result {
     uint64_t epoch;
     int32_t num_paused; /* requests that waited for the swap */
     char warning[256];
+    char checksum[65]; /* update_checksum */
+    bool was_staged;   /* the folder had been staged before: nothing was read */
 };
 
 err_t engine_new(struct engine **out, const struct engine_options *o, struct err *e) MUST_USE;
@@ -114,8 +125,8 @@ err_t engine_session_add(struct engine *e, void *bytes, size_t n, const struct u
 err_t engine_session_end(struct engine *e, const struct update_options *o, struct update_result *res,
                          struct err *err) MUST_USE;
 /* Before generation goes on: a session with tensors is ended as above; one without is dropped; none: nothing. */
-err_t engine_session_end_at_continue(struct engine *e, struct update_result *res, struct err *err) MUST_USE;
-err_t engine_session_drop(struct engine *e, struct err *err) MUST_USE; /* ERR_STATE: none was open */
+err_t engine_session_end_at_continue(struct engine *e, const struct update_options *o, struct update_result *res,
+                                     struct err *err) MUST_USE;
 /* Random weights (weight/dummy.h), as an update like any other. */
 err_t engine_update_random(struct engine *e, uint64_t seed, const struct update_options *o,
                            struct update_result *res, struct err *err) MUST_USE;

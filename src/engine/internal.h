@@ -10,8 +10,10 @@
 #include "engine/engine.h"
 #include "engine/output.h"
 #include "engine/sched.h"
+#include "engine/updates.h"
 #include "weight/bucket.h"
 #include "weight/update.h"
+#include <limits.h>
 
 #define RID_BUCKETS 4096
 
@@ -50,6 +52,20 @@ struct rid_entry {
     struct request *r;
 };
 
+/* Under the lock, but for what belongs to the call that holds the state (updates.c). */
+struct updates {
+    enum update_state state;
+    int64_t since;
+    struct update_progress progress;
+    struct update_record now, done[UPDATE_RECORDS]; /* a ring */
+    uint64_t n_done;
+    /* the call's: what is staged, where it came from and how closely it was looked at */
+    struct update *staged;
+    struct update_result result;
+    char real[PATH_MAX], manifest[PATH_MAX], stamp[DIGEST_HEX];
+    bool any_bf16, path; /* path: its source is a folder */
+};
+
 struct engine {
     struct engine_options o;
     pthread_t thread, dog;
@@ -61,10 +77,12 @@ struct engine {
     struct rid_entry *rids[RID_BUCKETS];
     int32_t in_flight; /* submitted and not ended */
     int32_t blocking;  /* callers inside a blocking call */
-    bool updating, stopping, ended;
+    bool stopping, ended;
+    bool no_weights; /* written by the engine thread */
+    struct updates updates;
     int64_t stop_at; /* clock_ns: when a stopping engine aborts what is left */
     char *weight_version, *model_path;
-    struct session *session; /* open; while it is, no other update is let in */
+    struct session *session; /* NULL but in UPDATE_SESSION */
     struct engine_stats stats;
 
     _Atomic int64_t beat;       /* clock_ns of the last step's end or idle moment */
@@ -75,8 +93,8 @@ struct engine {
     struct sched s;
     uint64_t arrivals;
     struct msg *commit; /* waits for the drain */
-    unsigned released;  /* enum memory_tag; written under `lock` */
-    bool no_weights;
+    unsigned released;  /* enum memory_tag; this and the next are written under `lock` */
+    bool lost;          /* weights were released and have not come back */
     int64_t steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
@@ -98,6 +116,7 @@ void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, cons
 err_t engine_call(struct engine *e, struct msg *m, struct err *err);
 void engine_answer(struct engine *e, struct msg *m, err_t rc, const char *text);
 void engine_abort_where(struct engine *e, const char *prefix, const struct request *one);
+void engine_fail_all(struct engine *e, int status, const char *message);
 void rid_add(struct engine *e, struct rid_entry *x);        /* lock held */
 bool rid_known(const struct engine *e, const char *rid);    /* lock held */
 void rid_remove(struct engine *e, const struct request *r); /* lock held */
@@ -105,33 +124,45 @@ void rid_remove(struct engine *e, const struct request *r); /* lock held */
 err_t step_buffers(struct engine *e, struct err *err);
 void step_release(struct engine *e);
 bool step_run(struct engine *e); /* false: nothing to do */
-/* weights.c */
-/* What an update is made of.  `stage` runs in the caller's thread. */
-struct weights_source {
-    err_t (*stage)(struct engine *e, const struct weights_source *from, struct update *u, int threads,
-                   struct update_progress *progress, struct err *err);
-    const char *path; /* the model's from then on; NULL: unchanged */
-    const char *name; /* for the log */
+/* updates.c */
+/* What an update is made of: a folder, tensors, or random numbers. */
+struct update_source {
+    const char *name; /* for the record */
+    const char *path; /* of a folder, which is the model's path from then on; else NULL */
     const struct buckets *buckets;
-    uint64_t seed;
+    uint64_t seed; /* without either */
 };
-/* One update at a time: the claim is for the whole of it.  ERR_STATE: another has it, or a session is open. */
-err_t weights_claim(struct engine *e, struct err *err) MUST_USE;
-void weights_release(struct engine *e);
-/* Stage, prepare and commit, with the claim. */
-err_t weights_update(struct engine *e, const struct weights_source *from, const struct update_options *o,
-                     struct update_result *res, struct err *err) MUST_USE;
-void weights_commit(struct engine *e, struct msg *m);
+#define STATE_BIT(state) (1u << (state))
+/* From one of the states `from` (bits) into `to`, which is the caller's until it leaves. */
+err_t updates_claim(struct engine *e, unsigned from, enum update_state to, enum update_state *was,
+                    struct err *err) MUST_USE;
+void updates_leave(struct engine *e, enum update_state s);
+void updates_enter(struct engine *e, enum update_state s);            /* lock held */
+err_t updates_refuse(const struct engine *e, struct err *err);        /* lock held: why, by the state */
+/* Stage and commit.  The state is STAGING, the caller's, who leaves it. */
+err_t updates_run(struct engine *e, const struct update_source *from, const struct update_options *o,
+                  struct update_result *res, struct err *err) MUST_USE;
+void updates_commit(struct engine *e, struct msg *m); /* engine thread, nothing running */
+void updates_refuse_work(struct engine *e);           /* engine thread: answers all if there are no weights */
+err_t updates_check_weights(const struct engine *e, struct err *err) MUST_USE; /* lock held */
+void updates_release(struct engine *e);
+/* updates_record.c */
+void record_begin(struct engine *e, const char *source, const struct update_options *o);
+void record_staged(struct engine *e, const struct update_result *res);
+void record_committed(struct engine *e, const struct update_result *res,
+                      const struct update_options *o);
+void record_end(struct engine *e, const char *outcome, const char *error);
 /* memory.c */
-/* Nothing may be computed now. */
+/* Nothing may be computed now; what waits is held. */
 static inline bool memory_held(const struct engine *e)
 {
-    return e->released || e->no_weights;
+    return e->released || e->lost;
 }
 /* Why; lock held, or engine thread. */
 err_t memory_refuse(const struct engine *e, struct err *err);
 /* session.c */
 void session_free(struct session *s);
+struct session *session_detach(struct engine *e); /* lock held; NULL: none, or a call adds to it */
 /* watchdog.c */
 void *watchdog_main(void *arg);
 

@@ -43,25 +43,24 @@ static err_t check_idle(const struct engine *e, struct err *err)
     return OK;
 }
 
-/* Also what others read (engine_stat): a caller finds the new state as soon as it has its answer. */
 static void set_released(struct engine *e, unsigned tag, bool released)
 {
     pthread_mutex_lock(&e->lock);
     if (released) e->released |= tag;
     else e->released &= ~tag;
-    e->no_weights = store_lost(e->o.store);
-    e->stats.released = e->released;
-    e->stats.no_weights = e->no_weights;
+    if (tag == MEMORY_WEIGHTS) e->lost = store_lost(e->o.store);
     pthread_mutex_unlock(&e->lock);
 }
 
 static err_t release_weights(struct engine *e, struct err *err)
 {
     pthread_mutex_lock(&e->lock);
-    bool open = e->updating || e->session;
-    if (!open) e->released |= MEMORY_WEIGHTS; /* from here on no update is let in */
+    enum update_state state = e->updates.state;
+    if (state == UPDATE_IDLE) e->released |= MEMORY_WEIGHTS; /* from here on no update is let in */
     pthread_mutex_unlock(&e->lock);
-    if (open) return err_set(err, ERR_STATE, "weights cannot be released: a weight update is in progress");
+    if (state != UPDATE_IDLE)
+        return err_set(err, ERR_STATE, "weights cannot be released: a weight update is open (%s)",
+                       update_state_name(state));
     err_t rc = store_release(e->o.store, e->o.weights_backup, err);
     set_released(e, MEMORY_WEIGHTS, rc == OK);
     return rc;

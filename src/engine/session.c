@@ -1,14 +1,13 @@
 /*
  * session.c - updates from tensors: one call, or the buckets of a session.
  *
- * An open session holds no claim: nothing of it works between two calls, so a stop need not wait for it.  What it
- * does is to keep other updates out (weights_claim) and the buckets' bytes in memory.  Its end takes it off the
- * engine and the claim in one step, so that nothing gets in between.
+ * A session is a state of the updates (updates.h) in which nothing works between two calls, so that a stop need not
+ * wait for it; it keeps other updates out and the buckets' bytes in memory.  Its end takes the session off the engine
+ * and the state in one step.
  */
 #include "engine/internal.h"
 
 #include "base/mem.h"
-#include "weight/dummy.h"
 
 struct session {
     struct buckets b;
@@ -25,18 +24,11 @@ void session_free(struct session *s)
     mem_free(s);
 }
 
-static err_t stage_buckets(struct engine *e, const struct weights_source *from, struct update *u, int threads,
-                           struct update_progress *progress, struct err *err)
-{
-    (void)e;
-    return update_stage_part(u, from->buckets->files, from->buckets->n, threads, progress, err);
-}
-
 static err_t update_from_buckets(struct engine *e, const struct buckets *b, const struct update_options *o,
                                  struct update_result *res, struct err *err)
 {
-    const struct weights_source from = {.stage = stage_buckets, .name = "tensors", .buckets = b};
-    return weights_update(e, &from, o, res, err);
+    const struct update_source from = {.name = "tensors", .buckets = b};
+    return updates_run(e, &from, o, res, err);
 }
 
 uint64_t engine_tensor_limit(const struct engine *e)
@@ -48,35 +40,30 @@ err_t engine_update_tensors(struct engine *e, void *bytes, size_t n, const struc
                             struct update_result *res, struct err *err)
 {
     struct buckets b = {0};
+    enum update_state was;
     err_t rc = buckets_add(&b, bytes, n, engine_tensor_limit(e), err);
     if (rc != OK) {
         mem_free(bytes);
         return rc;
     }
-    rc = weights_claim(e, err);
+    rc = updates_claim(e, STATE_BIT(UPDATE_IDLE), UPDATE_STAGING, &was, err);
     if (rc == OK) {
         rc = update_from_buckets(e, &b, o, res, err);
-        weights_release(e);
+        updates_leave(e, UPDATE_IDLE);
     }
     buckets_release(&b);
     return rc;
 }
 
-static err_t stage_random(struct engine *e, const struct weights_source *from, struct update *u, int threads,
-                          struct update_progress *progress, struct err *err)
-{
-    (void)e;
-    return dummy_stage(u, from->seed, threads, progress, err);
-}
-
 err_t engine_update_random(struct engine *e, uint64_t seed, const struct update_options *o,
                            struct update_result *res, struct err *err)
 {
-    const struct weights_source from = {.stage = stage_random, .name = "random numbers", .seed = seed};
-    err_t rc = weights_claim(e, err);
+    const struct update_source from = {.name = "random numbers", .seed = seed};
+    enum update_state was;
+    err_t rc = updates_claim(e, STATE_BIT(UPDATE_IDLE), UPDATE_STAGING, &was, err);
     if (rc != OK) return rc;
-    rc = weights_update(e, &from, o, res, err);
-    weights_release(e);
+    rc = updates_run(e, &from, o, res, err);
+    updates_leave(e, UPDATE_IDLE);
     return rc;
 }
 
@@ -90,22 +77,29 @@ static err_t busy_session(struct err *err)
     return err_set(err, ERR_STATE, "another call adds tensors to the session");
 }
 
+/* Lock held: may a session begin now? */
+static err_t check_begin(const struct engine *e, bool restart, struct err *err)
+{
+    if (e->stopping) return err_set(err, ERR_STATE, "the engine is stopping");
+    if (e->released & MEMORY_WEIGHTS) return memory_refuse(e, err);
+    if (e->updates.state == UPDATE_IDLE) return OK;
+    if (!e->session) return updates_refuse(e, err);
+    if (e->session->busy) return busy_session(err);
+    if (restart) return OK;
+    return err_set(err, ERR_STATE, "a session is open already, with %zu tensors: end it, discard it, or send "
+                   "\"restart\": true", e->session->b.n_tensors);
+}
+
 err_t engine_session_begin(struct engine *e, bool restart, struct err *err)
 {
     struct session *s = mem_try(sizeof *s), *old = NULL;
     if (!s) return err_set(err, ERR_NOMEM, "no memory for a session");
-    err_t rc = OK;
     pthread_mutex_lock(&e->lock);
-    if (e->stopping) rc = err_set(err, ERR_STATE, "the engine is stopping");
-    else if (e->updating) rc = err_set(err, ERR_STATE, "another weight update is in progress");
-    else if (e->released & MEMORY_WEIGHTS) rc = memory_refuse(e, err);
-    else if (e->session && e->session->busy) rc = busy_session(err);
-    else if (e->session && !restart)
-        rc = err_set(err, ERR_STATE, "a session is open already, with %zu tensors: end it, discard it, or send "
-                     "\"restart\": true", e->session->b.n_tensors);
+    err_t rc = check_begin(e, restart, err);
     if (rc == OK) {
         old = e->session;
         e->session = s;
+        updates_enter(e, UPDATE_SESSION);
     }
     pthread_mutex_unlock(&e->lock);
     session_free(rc == OK ? old : s);
@@ -168,18 +162,26 @@ err_t engine_session_add(struct engine *e, void *bytes, size_t n, const struct u
     return rc;
 }
 
-/* The session off the engine, and the claim. */
+struct session *session_detach(struct engine *e)
+{
+    struct session *s = e->session;
+    if (!s || s->busy) return NULL;
+    e->session = NULL;
+    updates_enter(e, UPDATE_IDLE);
+    return s;
+}
+
+/* The session off the engine, and the state: STAGING. */
 static err_t session_take(struct engine *e, struct session **out, struct err *err)
 {
     err_t rc = OK;
     pthread_mutex_lock(&e->lock);
     if (e->stopping) rc = err_set(err, ERR_STATE, "the engine is stopping");
     else if (!e->session) rc = no_session(err);
-    else if (e->session->busy) rc = busy_session(err);
+    else if (!(*out = session_detach(e))) rc = busy_session(err);
     else {
-        *out = e->session;
-        e->session = NULL;
-        e->updating = true; /* no update can have it while a session is open */
+        updates_enter(e, UPDATE_STAGING);
+        atomic_store(&e->updates.progress.cancel, false);
         e->blocking++;
     }
     pthread_mutex_unlock(&e->lock);
@@ -198,32 +200,18 @@ err_t engine_session_end(struct engine *e, const struct update_options *o, struc
     if (s->b.n == 0) rc = err_set(err, ERR_STATE, "the session has no tensors");
     else rc = update_from_buckets(e, &s->b, &all, res, err);
     session_free(s);
-    weights_release(e);
+    updates_leave(e, UPDATE_IDLE);
     return rc;
 }
 
-err_t engine_session_drop(struct engine *e, struct err *err)
+err_t engine_session_end_at_continue(struct engine *e, const struct update_options *o, struct update_result *res,
+                                     struct err *err)
 {
-    struct session *s = NULL;
-    err_t rc = OK;
+    struct session *empty = NULL;
     pthread_mutex_lock(&e->lock);
-    if (!e->session) rc = no_session(err);
-    else if (e->session->busy) rc = busy_session(err);
-    else {
-        s = e->session;
-        e->session = NULL;
-    }
+    bool open = e->session != NULL;
+    if (open && !e->session->busy && e->session->b.n == 0) empty = session_detach(e);
     pthread_mutex_unlock(&e->lock);
-    session_free(s);
-    return rc;
-}
-
-err_t engine_session_end_at_continue(struct engine *e, struct update_result *res, struct err *err)
-{
-    const struct update_options o = {0};
-    pthread_mutex_lock(&e->lock);
-    bool open = e->session != NULL, empty = open && !e->session->busy && e->session->b.n == 0;
-    pthread_mutex_unlock(&e->lock);
-    if (empty) return engine_session_drop(e, err);
-    return open ? engine_session_end(e, &o, res, err) : OK;
+    session_free(empty);
+    return open && !empty ? engine_session_end(e, o, res, err) : OK;
 }

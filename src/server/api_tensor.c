@@ -1,6 +1,8 @@
 /* api_tensor.c - weights as tensors: one call, or the buckets of a session (engine.h, engine_session_begin). */
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "engine/updates.h"
 #include "server/internal.h"
 #include "weight/safetensors.h"
 #include <errno.h>
@@ -17,20 +19,6 @@ static void reply_success(struct xchg *x, int status, const char *message)
     buf_printf(&x->out, "{\"success\":%s,\"message\":", status == 200 ? "true" : "false");
     put_str(&x->out, message, strlen(message));
     buf_putc(&x->out, '}');
-}
-
-static void reply_failure(struct xchg *x, const struct err *e)
-{
-    char message[sizeof e->msg + 64];
-    snprintf(message, sizeof message, "Failed to update weights: %s", e->msg);
-    reply_success(x, err_http(e->code), message);
-}
-
-static void reply_updated(struct xchg *x, const struct update_result *r)
-{
-    buf_printf(&x->out, "{\"success\":true,\"message\":\"Succeeded to update model weights.\",\"num_paused_requests\":%d,"
-               "\"stage_s\":%.6f,\"drain_s\":%.6f,\"swap_s\":%.6f,\"bytes\":%llu,\"epoch\":%llu}", r->num_paused,
-               r->stage_s, r->drain_s, r->swap_s, (unsigned long long)r->bytes, (unsigned long long)r->epoch);
 }
 
 /* ---- options ---- */
@@ -51,6 +39,10 @@ static err_t read_options(const json_t *b, struct update_options *o, struct err 
     if (rc == OK) rc = json_get_str(b, "weight_version", &o->weight_version, e);
     if (rc == OK) rc = json_get_bool(b, "flush_cache", &o->flush_cache, e);
     if (rc == OK) rc = json_get_bool(b, "abort_all_requests", &abort_all, e);
+    const struct update_record *r = NULL;
+    if (rc == OK && o->weight_version && strlen(o->weight_version) >= sizeof r->version)
+        rc = err_set(e, ERR_INPUT, "weight_version: %zu bytes; at most %zu are allowed", strlen(o->weight_version),
+                     sizeof r->version - 1);
     if (abort_all) o->in_flight = IN_FLIGHT_ABORT;
     return rc;
 }
@@ -149,26 +141,25 @@ static err_t check_pickles(const json_t *b, struct err *e)
 
 /* ---- routes ---- */
 
-/* A bucket of the open session, or an update of its own. */
-static void take(struct xchg *x, struct bytes bytes, const struct update_options *o)
+/* A bucket of the open session, or an update of its own; takes `bytes`. */
+static err_t take(struct xchg *x, struct bytes bytes, const struct update_options *o, bool *session,
+                  struct update_result *res, struct err *e)
 {
     struct engine *engine = x->s->engine;
-    struct update_result res = {0};
-    struct err e = {0};
-    bool session = engine_session_open(engine);
-    err_t rc = session ? engine_session_add(engine, bytes.data, bytes.len, o, &e)
-                       : engine_update_tensors(engine, bytes.data, bytes.len, o, &res, &e);
-    if (rc != OK) reply_failure(x, &e);
-    else if (session) reply_success(x, 200, "Kept until /end_weight_update.");
-    else reply_updated(x, &res);
+    *session = engine_session_open(engine);
+    return *session ? engine_session_add(engine, bytes.data, bytes.len, o, e)
+                    : engine_update_tensors(engine, bytes.data, bytes.len, o, res, e);
 }
 
 void api_update_from_tensor(struct xchg *x, const json_t *b)
 {
     struct err e = {0};
-    struct update_options o = {.flush_cache = true};
+    struct update_options o = {.flush_cache = true, .caller = x->caller};
+    struct update_result res = {0};
     struct bytes bytes = x->bytes;
     json_t *options = x->query ? x->query : json_object();
+    int64_t t = clock_ns();
+    bool session = false;
     x->bytes = (struct bytes){0};
     x->query = NULL;
     if (b) json_object_update(options, (json_t *)(uintptr_t)b);
@@ -176,12 +167,10 @@ void api_update_from_tensor(struct xchg *x, const json_t *b)
     if (rc == OK && !x->is_bytes) rc = fetch_handed(&bytes, options, x->s->o.max_weight_body, &e);
     if (rc == OK) rc = add_metadata(options, bytes.data, bytes.len, &e);
     if (rc == OK) rc = read_options(options, &o, &e);
-    if (rc == OK) {
-        take(x, bytes, &o);
-    } else {
-        mem_free(bytes.data);
-        reply_failure(x, &e);
-    }
+    if (rc == OK) rc = take(x, bytes, &o, &session, &res, &e);
+    else mem_free(bytes.data);
+    if (rc == OK && session) reply_success(x, 200, "Kept until /end_weight_update.");
+    else reply_updated(x, rc, &e, &o, &res, t);
     json_decref(options);
 }
 
@@ -192,19 +181,18 @@ void api_begin_update(struct xchg *x, const json_t *b)
     err_t rc = read_selector(b, &e);
     if (rc == OK) rc = json_get_bool(b, "restart", &restart, &e);
     if (rc == OK) rc = engine_session_begin(x->s->engine, restart, &e);
-    if (rc == OK) reply_success(x, 200, "A session of weight updates is open.");
-    else reply_success(x, err_http(rc), e.msg);
+    reply_success(x, rc == OK ? 200 : 400, rc == OK ? "A session of weight updates is open." : e.msg);
 }
 
 void api_end_update(struct xchg *x, const json_t *b)
 {
     struct err e = {0};
-    struct update_options o = {.flush_cache = true};
+    struct update_options o = {.flush_cache = true, .caller = x->caller};
     struct update_result res = {0};
+    int64_t t = clock_ns();
     err_t rc = read_options(b, &o, &e);
     if (rc == OK) rc = engine_session_end(x->s->engine, &o, &res, &e);
-    if (rc == OK) reply_updated(x, &res);
-    else reply_failure(x, &e);
+    reply_updated(x, rc, &e, &o, &res, t);
 }
 
 void api_post_process(struct xchg *x, const json_t *b)

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/updates.h"
 #include "server/internal.h"
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -237,6 +238,16 @@ static struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const c
     return x;
 }
 
+static void name_caller(struct xchg *x)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(x->c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    char host[48], port[8];
+    if (!info || !info->client_addr) return;
+    socklen_t n = info->client_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    if (getnameinfo(info->client_addr, n, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) == 0)
+        snprintf(x->caller, sizeof x->caller, "%s:%s", host, port);
+}
+
 bool xchg_authorised(const struct xchg *x)
 {
     const char *key = x->s->o.api_key;
@@ -306,6 +317,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
         xchg_run(x);
         return send_reply(x);
     }
+    if (x->route->where == RUN_THREAD) name_caller(x);
     watch_add(x);
     pthread_mutex_lock(&x->m);
     x->suspended = true;
@@ -432,14 +444,18 @@ void server_drain(struct server *s)
 }
 
 /* Aborts and answers what is in flight, for at most STOP_S seconds.  The abort is repeated because a worker that
- * had passed the check of `stopping` may submit after the first one.  Returns how many calls are still at work: an
- * update that is being staged, or a long text in the tokenizer, cannot be interrupted. */
+ * had passed the check of `stopping` may submit after the first one.  An update that is
+ * being staged ends after its next read.  Returns how many calls are still at work: a read that hangs, or a long text
+ * in the tokenizer, cannot be interrupted. */
 static int answer_all(struct server *s)
 {
     int64_t until = clock_ns() + (int64_t)STOP_S * 1000000000;
     for (;;) {
         int working = 0;
-        if (s->ready) engine_abort(s->engine, "", true);
+        if (s->ready) {
+            engine_abort(s->engine, "", true);
+            engine_cancel(s->engine);
+        }
         pthread_mutex_lock(&s->m);
         for (struct xchg *x = s->live; x; x = x->next_live) {
             pthread_mutex_lock(&x->m);

@@ -64,6 +64,7 @@ struct xchg {
     _Atomic int refs;
     struct buf body;
     char id[64];
+    char caller[64]; /* address of the client; RUN_THREAD */
     char path[1100]; /* /v1/models/{id} has a model's path in it */
     struct bytes { /* the body of a ROUTE_BYTES, if it is no JSON: mem_* */
         uint8_t *data;
@@ -207,6 +208,13 @@ bool memory_health(struct xchg *x, const struct engine_stats *st); /* replied: n
 void api_get_weights(struct xchg *x, const json_t *b);
 void api_check_weights(struct xchg *x, const json_t *b);
 /* api_update.c */
+/* What came of an update that began at t0 (clock_ns); without `success` a 400 (or 503 in a stop). */
+void reply_updated(struct xchg *x, err_t rc, const struct err *e, const struct update_options *o,
+                   const struct update_result *r, int64_t t0);
 void api_update_from_disk(struct xchg *x, const json_t *b);
+void api_stage_from_disk(struct xchg *x, const json_t *b);
+void api_commit_weights(struct xchg *x, const json_t *b);
+void api_discard_weights(struct xchg *x, const json_t *b);
+void api_update_status(struct xchg *x, const json_t *b);
 
 #endif

@@ -49,9 +49,9 @@ void server_ready(struct server *s, struct engine *engine);
 /* From here on new work (every POST and PUT but /abort_request) and health answer 503, so that a router turns
  * away; what is in flight goes on.  Any thread. */
 void server_drain(struct server *s);
-/* Takes no new work, aborts and answers what is in flight, joins its threads, frees.  False: some call (an update
- * being staged) did not end in a few seconds; it was answered 503, but its thread still uses server and engine, so
- * nothing was freed and all that is left to do is to end the process. */
+/* Takes no new work, aborts and answers what is in flight, joins its threads, frees.  An update that is being
+ * staged is cancelled.  False: some call (a read that hangs) did not end in a few seconds; it was answered 503, but
+ * its thread still uses server and engine, so nothing was freed and all that is left to do is to end the process. */
 bool server_stop(struct server *s);
 
 #endif

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define INDEX_NAME "model.safetensors.index.json"
 #define INDEX_MAX  ((size_t)256 << 20)
@@ -185,6 +186,45 @@ static err_t glob_files(struct names *out, const char *dir, struct err *e)
     closedir(d);
     if (rc == OK && out->n == 0)
         rc = err_set(e, ERR_NOTFOUND, "%s: no %s and no *.safetensors", dir, INDEX_NAME);
+    return rc;
+}
+
+/* Every regular file, links followed. */
+static err_t list_files(struct names *out, DIR *d, struct err *e)
+{
+    const struct dirent *f;
+    struct stat st;
+    err_t rc = OK;
+    while (rc == OK && (f = readdir(d)) != NULL)
+        if (fstatat(dirfd(d), f->d_name, &st, 0) == 0 && S_ISREG(st.st_mode))
+            rc = names_add(out, f->d_name, e);
+    if (out->n) qsort(out->v, out->n, sizeof out->v[0], by_string);
+    return rc;
+}
+
+err_t checkpoint_stamp(char stamp[DIGEST_HEX], const char *dir, struct err *e)
+{
+    struct names files = {0};
+    struct digest sum;
+    DIR *d = opendir(dir);
+    if (d == NULL)
+        return err_set(e, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, "%s: %s", dir, strerror(errno));
+    digest_init(&sum, DIGEST_XXH3_128);
+    err_t rc = list_files(&files, d, e);
+    for (size_t i = 0; rc == OK && i < files.n; i++) {
+        struct stat st;
+        if (fstatat(dirfd(d), files.v[i], &st, 0) != 0) {
+            rc = err_set(e, ERR_IO, "%s/%s: %s", dir, files.v[i], strerror(errno));
+            break;
+        }
+        int64_t v[] = {(int64_t)st.st_size, (int64_t)st.st_mtim.tv_sec,
+                       (int64_t)st.st_mtim.tv_nsec, (int64_t)st.st_ino, (int64_t)st.st_dev};
+        digest_add(&sum, files.v[i], strlen(files.v[i]) + 1);
+        digest_add(&sum, v, sizeof v);
+    }
+    closedir(d);
+    names_free(&files);
+    if (rc == OK) digest_hex(&sum, stamp);
     return rc;
 }
 

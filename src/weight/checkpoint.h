@@ -14,6 +14,7 @@
 #ifndef WEIGHT_CHECKPOINT_H
 #define WEIGHT_CHECKPOINT_H
 
+#include "base/digest.h"
 #include "weight/safetensors.h"
 
 struct checkpoint {
@@ -33,6 +34,8 @@ err_t checkpoint_open(struct checkpoint *c, const char *dir, struct err *e) MUST
 err_t checkpoint_of(struct checkpoint *c, const struct st_file *files, size_t n,
                     struct err *e) MUST_USE;
 void checkpoint_close(struct checkpoint *c);
+/* Of the names, sizes, times and inodes of a folder's files: while it is the same, nothing there has changed. */
+err_t checkpoint_stamp(char stamp[DIGEST_HEX], const char *dir, struct err *e) MUST_USE;
 const struct checkpoint_entry *checkpoint_get(const struct checkpoint *c, const char *name);
 
 #endif

@@ -372,7 +372,7 @@ void st_close(struct st_file *f)
     *f = (struct st_file){.fd = -1};
 }
 
-static err_t check_unchanged(const struct st_file *f, struct err *e)
+err_t st_unchanged(const struct st_file *f, struct err *e)
 {
     struct stat st;
     if (f->memory) return OK; /* nobody else has it */
@@ -389,5 +389,5 @@ err_t st_read(const struct st_file *f, const struct st_tensor *t, uint64_t offse
     CHECK(offset <= t->bytes && bytes <= t->bytes - offset);
     err_t rc = fetch(f, to, bytes, t->offset + offset, e);
     if (rc != OK) return err_wrap(e, rc, "tensor %s", t->name);
-    return check_unchanged(f, e); /* after the read: what came before it is then known too */
+    return st_unchanged(f, e); /* after the read: what came before it is then known too */
 }

@@ -75,6 +75,8 @@ err_t st_open_memory(struct st_file *f, const char *name, const void *memory, ui
 /* A value of the header's __metadata__; NULL: it has none of that name. */
 const char *st_metadata(const struct st_file *f, const char *name);
 void st_close(struct st_file *f);
+/* ERR_IO if size or mtime are no longer those of st_open. */
+err_t st_unchanged(const struct st_file *f, struct err *e) MUST_USE;
 /* Part of a tensor: `bytes` bytes from `offset` within it. */
 err_t st_read(const struct st_file *f, const struct st_tensor *t, uint64_t offset, void *to,
               size_t bytes, struct err *e) MUST_USE;

@@ -1,6 +1,8 @@
-/* stage.c - a planned checkpoint, or part of one, into the spare arena, by several threads. */
+/* stage.c - a planned checkpoint, or part of one, into the spare arena, by several threads; in place: read to
+ * be checked, later once more into the resident arena. */
 #include "base/buf.h"
 #include "base/mem.h"
+#include "weight/manifest.h"
 #include "weight/update_internal.h"
 #include <math.h>
 #include <stdlib.h>
@@ -27,6 +29,7 @@ struct load {
     struct update *u;
     const struct plan *plan;
     struct update_progress *progress;
+    bool any_bf16, overwrite;
     struct job *jobs;
     size_t n;
     atomic_size_t next;
@@ -40,8 +43,16 @@ struct load {
 
 static void advance(struct load *l, const struct source *s, size_t rows)
 {
-    if (l->progress && s->rows)
-        atomic_fetch_add(&l->progress->bytes_done, source_bytes(s) / s->rows * rows);
+    if (l->progress == NULL || s->rows == 0) return;
+    atomic_fetch_add(&l->progress->bytes_done, source_bytes(s) / s->rows * rows);
+    if (l->progress->tick) l->progress->tick(l->progress->ctx);
+}
+
+/* Nothing stops an overwrite but an error. */
+static bool stopped(struct load *l)
+{
+    return atomic_load(&l->stop) ||
+           (l->progress && !l->overwrite && atomic_load(&l->progress->cancel));
 }
 
 /* Rows to read at once: whole groups, some MiB. */
@@ -56,16 +67,35 @@ static size_t chunk_rows(const struct source *s, format_t f)
     return n < s->rows ? n : (size_t)s->rows;
 }
 
-static err_t read_rows(struct load *l, const struct source *s, size_t row0, size_t n,
-                       struct source_scratch *to, struct stage_room *room, const char *name,
-                       struct err *e)
+static err_t read_rows(struct load *l, const struct source *s, part_t part, size_t row0, size_t n,
+                       struct stage_room *room, const char *name, struct err *e)
 {
+    struct source_scratch *to = part == PART_SCALE ? &room->scale : &room->data;
     size_t bytes;
     if (!mul_size(&bytes, n, source_row_bytes(s)))
         return err_set(e, ERR_TOOBIG, "tensor %s: a row does not fit in memory", name);
     err_t rc = stage_reserve(to, bytes, name, e);
     if (rc == OK) rc = source_read(s, row0, n, to->data, &room->file, e);
-    if (rc == OK) advance(l, s, n);
+    if (rc != OK) return rc;
+    digest_add(&room->sum[part], to->data, bytes);
+    advance(l, s, n);
+    return OK;
+}
+
+static err_t read_scalar(struct load *l, const struct source *s, float *x, struct stage_room *room,
+                         struct err *e)
+{
+    err_t rc = source_read(s, 0, 1, x, &room->file, e);
+    if (rc == OK) advance(l, s, 1);
+    return rc;
+}
+
+/* All of a slot has been read. */
+static err_t end_slot(struct load *l, size_t slot, struct stage_room *room, struct err *e)
+{
+    if (stopped(l)) return OK;
+    err_t rc = stage_sum_end(l->u, slot, room, e);
+    if (rc == OK) update_mark(l->u, slot);
     return rc;
 }
 
@@ -81,21 +111,19 @@ static err_t stage_scalars(struct load *l, const struct job *j, float *tensor,
     err_t rc = OK;
     if (formats[w->format].tensor) {
         const struct source *s = &w->part[PART_TENSOR];
-        rc = source_read(s, 0, 1, tensor, &room->file, e);
+        rc = read_scalar(l, s, tensor, room, e);
         if (rc != OK) return rc;
-        advance(l, s, 1);
+        digest_add(&room->sum[PART_TENSOR], tensor, sizeof *tensor);
         if (!format_check_tensor_scale(*tensor))
             update_note(l->u, j->slot, PART_TENSOR, 0, "tensor %s: scale 0 is %g", s->tensor->name,
                         (double)*tensor);
         update_put(l->u, j->slot, PART_TENSOR, 0, 1, tensor);
     }
     if (formats[w->format].scale == SCALE_NONE) return OK;
-    if (w->part[PART_INPUT].tensor) {
-        rc = source_read(&w->part[PART_INPUT], 0, 1, &x, &room->file, e);
-        if (rc != OK) return rc;
-        advance(l, &w->part[PART_INPUT], 1);
-    }
+    if (w->part[PART_INPUT].tensor) rc = read_scalar(l, &w->part[PART_INPUT], &x, room, e);
+    if (rc != OK) return rc;
     if (!isfinite(x) || x <= 0.0f) x = NAN;
+    digest_add(&room->sum[PART_INPUT], &x, sizeof x);
     update_put(l->u, j->slot, PART_INPUT, 0, 1, &x);
     return OK;
 }
@@ -105,22 +133,22 @@ static err_t stage_copy(struct load *l, const struct job *j, struct stage_room *
     const struct slot_spec *p = store_spec(l->u->store, j->slot);
     const struct spelled *w = &l->plan->slots[j->slot].weight;
     size_t rows = (size_t)p->shape.rows, step = chunk_rows(&w->part[PART_DATA], w->format);
-    struct rows r = {.slot = j->slot, .tensor = 1.0f, .names = w};
+    struct rows r = {.slot = j->slot, .tensor = 1.0f, .names = w, .any_bf16 = l->any_bf16};
+    stage_sum_begin(room);
     err_t rc = stage_scalars(l, j, &r.tensor, room, e);
-    for (; rc == OK && r.row0 < rows && !atomic_load(&l->stop); r.row0 += r.n) {
+    for (; rc == OK && r.row0 < rows && !stopped(l); r.row0 += r.n) {
         size_t first, scales;
         r.n = rows - r.row0 < step ? rows - r.row0 : step;
-        rc = read_rows(l, &w->part[PART_DATA], r.row0, r.n, &room->data, room, p->name, e);
+        rc = read_rows(l, &w->part[PART_DATA], PART_DATA, r.row0, r.n, room, p->name, e);
         scales = stage_scale_rows(w->format, rows, r.row0, r.n, &first);
         if (rc == OK && scales)
-            rc = read_rows(l, &w->part[PART_SCALE], first, scales, &room->scale, room, p->name, e);
+            rc = read_rows(l, &w->part[PART_SCALE], PART_SCALE, first, scales, room, p->name, e);
         if (rc != OK) break;
         r.data = room->data.data;
         r.scale = scales ? room->scale.data : NULL;
         stage_rows(l->u, &r);
     }
-    if (rc == OK) update_mark(l->u, j->slot);
-    return rc;
+    return rc == OK ? end_slot(l, j->slot, room, e) : rc;
 }
 
 /* The scales of K and V, side by side. */
@@ -128,17 +156,17 @@ static err_t stage_kv(struct load *l, const struct job *j, struct stage_room *ro
 {
     const struct planned *w = &l->plan->slots[j->slot];
     float kv[2];
+    stage_sum_begin(room);
     for (int i = 0; i < 2; i++) {
-        err_t rc = source_read(&w->kv[i], 0, 1, &kv[i], &room->file, e);
+        err_t rc = read_scalar(l, &w->kv[i], &kv[i], room, e);
         if (rc != OK) return rc;
-        advance(l, &w->kv[i], 1);
         if (!isfinite(kv[i]) || kv[i] <= 0.0f)
             update_note(l->u, j->slot, PART_DATA, (size_t)i, "tensor %s: scale 0 is %g",
                         w->kv[i].tensor->name, (double)kv[i]);
     }
+    digest_add(&room->sum[PART_DATA], kv, sizeof kv);
     update_put(l->u, j->slot, PART_DATA, 0, 1, kv);
-    update_mark(l->u, j->slot);
-    return OK;
+    return end_slot(l, j->slot, room, e);
 }
 
 /* ---- encoded ---- */
@@ -152,7 +180,7 @@ static err_t job_amax(float *amax, struct load *l, const struct job *j, struct s
         const struct slot_spec *p = store_spec(l->u->store, i);
         const struct source *s = &l->plan->slots[i].weight.part[PART_DATA];
         size_t rows = (size_t)p->shape.rows, step = chunk_rows(s, p->shape.format);
-        for (size_t r = 0, n; rc == OK && r < rows && !atomic_load(&l->stop); r += n) {
+        for (size_t r = 0, n; rc == OK && r < rows && !stopped(l); r += n) {
             n = rows - r < step ? rows - r : step;
             rc = stage_reserve(&room->data, n * source_row_bytes(s), p->name, e);
             if (rc == OK) rc = source_read(s, r, n, room->data.data, &room->file, e);
@@ -172,15 +200,15 @@ static err_t encode_slot(struct load *l, size_t slot, float amax, struct stage_r
     struct encode en;
     encode_init(&en, p->shape.format, encode_rule_find(p->shape.format, NULL), rows,
                 (size_t)p->shape.cols, amax);
+    stage_sum_begin(room);
     stage_encoded_scalars(l->u, &en, slot);
     err_t rc = OK;
-    for (size_t r = 0, n; rc == OK && r < rows && !atomic_load(&l->stop); r += n) {
+    for (size_t r = 0, n; rc == OK && r < rows && !stopped(l); r += n) {
         n = rows - r < step ? rows - r : step;
-        rc = read_rows(l, s, r, n, &room->data, room, p->name, e);
+        rc = read_rows(l, s, PART_DATA, r, n, room, p->name, e);
         if (rc == OK) rc = stage_encoded(l->u, &en, slot, r, n, room->data.data, room, e);
     }
-    if (rc == OK) update_mark(l->u, slot);
-    return rc;
+    return rc == OK ? end_slot(l, slot, room, e) : rc;
 }
 
 static err_t stage_encode(struct load *l, const struct job *j, struct stage_room *room,
@@ -189,8 +217,12 @@ static err_t stage_encode(struct load *l, const struct job *j, struct stage_room
     float amax = 0.0f;
     err_t rc = OK;
     if (format_needs_amax(&formats[store_spec(l->u->store, j->slot)->shape.format]))
-        rc = job_amax(&amax, l, j, room, e);
+        rc = l->overwrite ? OK : job_amax(&amax, l, j, room, e);
     if (!isfinite(amax)) amax = 0.0f; /* the values are refused, whatever they are divided by */
+    if (l->overwrite)
+        amax = l->u->amax[j->slot]; /* of what was verified */
+    else if (l->u->amax)
+        l->u->amax[j->slot] = amax;
     for (size_t i = 0; rc == OK && i < j->n; i++)
         rc = encode_slot(l, j->slot + i, amax, room, e);
     return rc;
@@ -224,7 +256,7 @@ static err_t add_job(struct load *l, size_t slot, size_t *n, struct err *e)
     *n = encode ? job_slots(l, slot) : 1;
     if (!w->found) return OK;
     for (size_t i = slot; i < slot + *n; i++)
-        if (l->u->staged[i])
+        if (l->u->staged[i] && !l->overwrite)
             return err_set(e, ERR_INPUT, "tensor %s: given twice in one update",
                            store_spec(l->u->store, i)->name);
     const struct source *s = f32 ? &w->kv[0] : &w->weight.part[PART_DATA];
@@ -271,7 +303,7 @@ static void *load_thread(void *arg)
     struct load *l = arg;
     struct stage_room room = {0};
     size_t i;
-    while (!atomic_load(&l->stop) && (i = atomic_fetch_add(&l->next, 1)) < l->n) {
+    while (!stopped(l) && (i = atomic_fetch_add(&l->next, 1)) < l->n) {
         struct err e = {0};
         err_t rc = l->jobs[i].run(l, &l->jobs[i], &room, &e);
         if (rc == OK) continue;
@@ -298,42 +330,86 @@ static err_t load_run(struct load *l, int n_threads, struct err *e)
     for (int i = 0; i < n; i++)
         pthread_join(threads[i], NULL);
     pthread_mutex_destroy(&l->lock);
+    if (l->rc == OK && stopped(l)) {
+        l->u->broken = true;
+        return err_set(e, ERR_STATE, "the update was cancelled");
+    }
     if (l->rc == OK) return OK;
     l->u->broken = true;
     return err_set(e, l->rc, "%s", l->error.msg);
 }
 
 /* Takes the plan. */
-static err_t stage_plan(struct update *u, struct plan *plan, int n_threads,
+static err_t stage_plan(struct update *u, struct plan *plan, const struct stage_options *o,
                         struct update_progress *progress, struct err *e)
 {
-    struct load l = {.u = u, .plan = plan, .progress = progress};
+    struct load l = {.u = u, .plan = plan, .progress = progress, .any_bf16 = o->any_bf16};
     err_t rc = plan_check(plan, store_spec(u->store, 0), e);
+    if (rc == OK && o->manifest) rc = manifest_check(o->manifest, &plan->checkpoint, progress, e);
     if (rc == OK) rc = load_plan(&l, e);
-    if (rc == OK) rc = load_run(&l, n_threads, e);
+    if (rc == OK) rc = load_run(&l, o->n_threads, e);
     mem_free(l.jobs);
-    plan_close(plan);
+    if (rc == OK && u->in_place)
+        *u->kept = (struct kept){*plan, o->any_bf16};
+    else
+        plan_close(plan);
     return rc;
+}
+
+err_t update_stage_folder(struct update *u, const char *dir, const struct stage_options *o,
+                          struct update_progress *progress, struct err *e)
+{
+    struct plan plan;
+    err_t rc = update_check_open(u, e);
+    if (rc == OK) rc = plan_open(&plan, dir, store_spec(u->store, 0), store_slots(u->store), e);
+    return rc == OK ? stage_plan(u, &plan, o, progress, e) : rc;
 }
 
 err_t update_stage_dir(struct update *u, const char *dir, int n_threads,
                        struct update_progress *progress, struct err *e)
 {
-    struct plan plan;
-    err_t rc = update_check_open(u, e);
-    if (rc == OK) rc = plan_open(&plan, dir, store_spec(u->store, 0), store_slots(u->store), e);
-    return rc == OK ? stage_plan(u, &plan, n_threads, progress, e) : rc;
+    const struct stage_options o = {.n_threads = n_threads};
+    return update_stage_folder(u, dir, &o, progress, e);
 }
 
 err_t update_stage_part(struct update *u, const struct st_file *files, size_t n_files,
-                        int n_threads, struct update_progress *progress, struct err *e)
+                        const struct stage_options *o, struct update_progress *progress,
+                        struct err *e)
 {
     struct plan plan;
     err_t rc = update_check_open(u, e);
     if (rc == OK)
         rc = plan_open_part(&plan, files, n_files, store_spec(u->store, 0), store_slots(u->store),
                             e);
-    if (rc == OK) rc = stage_plan(u, &plan, n_threads, progress, e);
+    if (rc == OK) rc = stage_plan(u, &plan, o, progress, e);
     if (rc == OK) update_keep_rest(u);
+    return rc;
+}
+
+err_t update_overwrite(struct update *u, int n_threads, struct update_progress *progress,
+                       struct err *e)
+{
+    CHECK(u->state == PREPARED && u->in_place);
+    const struct plan *plan = &u->kept->plan;
+    struct load l = {.u = u,
+                     .plan = plan,
+                     .progress = progress,
+                     .any_bf16 = u->kept->any_bf16,
+                     .overwrite = true};
+    err_t rc = OK;
+    for (size_t i = 0; rc == OK && i < plan->checkpoint.n_files; i++)
+        rc = st_unchanged(&plan->checkpoint.files[i], e);
+    if (rc == OK) rc = load_plan(&l, e);
+    if (rc == OK) {
+        u->touched = true;
+        u->next = store_reopen(u->store);
+        rc = load_run(&l, n_threads, e);
+        if (rc == OK) update_fill_absent(u);
+        if (rc == OK) rc = store_check(u->store, e);
+        u->next = NULL;
+        if (rc == OK) store_rewritten(u->store);
+    }
+    mem_free(l.jobs);
+    u->state = COMMITTED;
     return rc;
 }

@@ -191,14 +191,13 @@ void store_get(const struct store *s, void *canon, size_t slot, part_t part, siz
     store_get_from(s, s->arena, canon, slot, part, row0, n);
 }
 
-bool store_keep(const struct store *s, void *arena, size_t slot, size_t n)
+void store_keep(const struct store *s, void *arena, size_t slot, size_t n)
 {
     CHECK(slot <= s->n && n <= s->n - slot);
-    if (store_lost(s)) return false;
+    CHECK(!store_lost(s));
     size_t at = slot < s->n ? s->offsets[slot] : s->bytes;
     size_t end = slot + n < s->n ? s->offsets[slot + n] : s->bytes;
     s->memory.ops->copy(s->memory.ctx, (char *)arena + at, (const char *)s->arena + at, end - at);
-    return true;
 }
 
 void store_swap(struct store *s, void **a)
@@ -252,6 +251,19 @@ err_t store_resume(struct store *s, struct err *e)
     s->backup = NULL;
     s->lost = false;
     return m->ops->check(m->ctx, e);
+}
+
+void *store_reopen(struct store *s)
+{
+    CHECK(s->arena);
+    s->lost = true;
+    s->epoch++;
+    return s->arena;
+}
+
+void store_rewritten(struct store *s)
+{
+    s->lost = false;
 }
 
 err_t store_check(const struct store *s, struct err *e)

@@ -66,8 +66,12 @@ void store_put(const struct store *s, void *arena, size_t slot, part_t part, siz
 void store_get_from(const struct store *s, const void *arena, void *canon, size_t slot, part_t part,
                     size_t row0, size_t n);
 void store_swap(struct store *s, void **a);
-/* Slots [slot, slot + n) of the resident generation into an arena; false: none is resident. */
-bool store_keep(const struct store *s, void *arena, size_t slot, size_t n);
+/* Slots [slot, slot + n) of the resident generation into an arena. */
+void store_keep(const struct store *s, void *arena, size_t slot, size_t n);
+/* For an update in place: the resident arena, which counts as another generation from here on, and as lost until
+ * store_rewritten. */
+void *store_reopen(struct store *s);
+void store_rewritten(struct store *s);
 /* Canonical rows of a resident part. */
 void store_get(const struct store *s, void *canon, size_t slot, part_t part, size_t row0, size_t n);
 /* OK, or the first failure of the memory (backend/memory.h, check). */

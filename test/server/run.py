@@ -16,7 +16,7 @@ THREADS = ("test_ready_and_info", "test_seeds", "test_prefix_cache_and_batch_do_
 names = THREADS if sys.argv[1:] == ["@threads"] else sys.argv[1:]
 passed = failed = 0
 MODULES = ("test_generate", "test_errors", "test_update", "test_openai", "test_chain", "test_numbers",
-           "test_router", "test_load", "test_quantize", "test_tensor")
+           "test_router", "test_load", "test_quantize", "test_staging", "test_tensor")
 for module in MODULES:
     m = importlib.import_module(module)
     for name, f in list(vars(m).items()):

@@ -129,7 +129,8 @@ static err_t update_buckets(struct store *s, struct buckets *b, struct err *e)
     struct update *u = NULL;
     err_t rc = update_begin(&u, s, e);
     if (rc != OK) return rc;
-    rc = update_stage_part(u, b->files, b->n, 2, NULL, e);
+    const struct stage_options o = {.n_threads = 2};
+    rc = update_stage_part(u, b->files, b->n, &o, NULL, e);
     if (rc == OK) rc = update_prepare(u, e);
     if (rc == OK) update_commit(u);
     update_free(u);

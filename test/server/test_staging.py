@@ -1,0 +1,287 @@
+"""Staged updates: /stage_weights_from_disk, /commit_weights, /discard_staged_weights, /weight_update_status, in place."""
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+
+from harness import EARLY, FINAL, SLOW, Server, signature
+
+UPDATE, STAGE = "/update_weights_from_disk", "/stage_weights_from_disk"
+COMMIT, DISCARD, STATUS = "/commit_weights", "/discard_staged_weights", "/weight_update_status"
+FILE = "model-00001-of-00001.safetensors"
+
+# Between two reads of weights it waits while a file of this name exists.
+HOLD = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+ssize_t pread(int fd, void *to, size_t n, off_t at)
+{
+    static ssize_t (*real)(int, void *, size_t, off_t);
+    if (!real) real = (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+    if (n > 4096 && access(SWITCH, F_OK) == 0) usleep(300000);
+    return real(fd, to, n, at);
+}
+"""
+
+
+def copy(root, name, model=FINAL):
+    d = os.path.join(root, name)
+    shutil.copytree(model, d)
+    return d
+
+
+def status(s):
+    code, r = s.get(STATUS)
+    assert code == 200, (code, r)
+    return r
+
+
+def wait_state(s, state, limit=60):
+    t = time.time()
+    while time.time() - t < limit:
+        r = status(s)
+        if r["state"] == state:
+            return r
+        time.sleep(0.005)
+    raise AssertionError((state, status(s)))
+
+
+def held(d):
+    """A library that makes reads slow, the switch that does it; None without a compiler or under a sanitizer."""
+    lib, switch = os.path.join(d, "hold.so"), os.path.join(d, "hold")
+    if SLOW:
+        return None
+    try:
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", lib, "-x", "c", "-", "-ldl"],
+                       input=HOLD.replace("SWITCH", json.dumps(switch)), text=True, check=True)
+    except OSError:
+        return None
+    return lib, switch
+
+
+def preloaded(lib, *args):
+    os.environ["LD_PRELOAD"] = lib
+    try:
+        return Server(*args)
+    finally:
+        del os.environ["LD_PRELOAD"]
+
+
+def test_stage_and_commit():
+    """Every state and call of the table in engine/updates.h; staged weights touch nothing; the record tells it all."""
+    with Server(FINAL) as fresh:
+        want = signature(fresh)
+    with tempfile.TemporaryDirectory() as root, Server(EARLY) as s:
+        before = signature(s)
+        d = copy(root, "next")
+        assert status(s) == dict(status(s), state="idle", valid_weights=True, updates=[])
+        for path in (COMMIT, DISCARD):
+            code, r = s.post(path, {})
+            assert code == 400 and r["success"] is False and "no weights are staged" in r["message"], r
+        code, r = s.post(STAGE, {"model_path": d, "weight_version": "9"})
+        assert code == 200 and r["success"] and r["bytes"] > 1e7 and len(r["checksum"]) == 32, r
+        checksum = r["checksum"]
+        now = status(s)
+        assert now["state"] == "staged" and now["progress"] == 1 and now["bytes_done"] == now["bytes_total"] == r["bytes"]
+        assert now["update"]["source"] == d and now["update"]["version"] == "9" and now["update"]["checksum"] == checksum
+        assert now["update"]["caller"].startswith("127.0.0.1:"), now
+        assert signature(s) == before and s.get("/model_info")[1]["weight_version"] == "default"
+        code, r = s.post(STAGE, {"model_path": d})  # again: nothing to do
+        assert code == 200 and r["was_staged"] is True and r["checksum"] == checksum, r
+        code, r = s.post(STAGE, {"model_path": EARLY})
+        assert code == 400 and d in r["message"] and "discard" in r["message"], r
+        code, r = s.post(COMMIT, {"model_path": EARLY})
+        assert code == 400 and d in r["message"], r
+        code, r = s.post(COMMIT, {"model_path": d, "weight_version": "10"})
+        assert code == 200 and r["success"] and "updated to 10" in r["message"] and r["swap_s"] < 1, r
+        assert signature(s) == want
+        info = s.get("/model_info")[1]
+        assert info["model_path"] == d and info["weight_version"] == "10"
+        done = status(s)
+        assert done["state"] == "idle" and "update" not in done, done
+        assert done["updates"][0]["outcome"] == "committed" and done["updates"][0]["epoch"] == 2, done
+        assert done["updates"][0]["version"] == "10" and done["updates"][0]["checksum"] == checksum
+        # staged, then thrown away
+        assert s.post(STAGE, {"model_path": EARLY})[0] == 200
+        assert s.post(DISCARD, {})[0] == 200 and status(s)["updates"][0]["outcome"] == "discarded"
+        assert s.post(COMMIT, {})[0] == 400 and signature(s) == want
+        # the folder of a staged update may go
+        gone = copy(root, "gone", EARLY)
+        assert s.post(STAGE, {"model_path": gone, "weight_version": "11"})[0] == 200
+        shutil.rmtree(gone)
+        assert s.post(COMMIT, {})[0] == 200 and signature(s) == before
+        assert s.get("/get_weight_version")[1]["weight_version"] == "11"
+        for body in ({}, {"model_path": 1}, {"model_path": d, "check_finite": 1}, {"model_path": d, "weight_version": "x" * 128}):
+            assert s.post(STAGE, body)[0] == 400, body
+        assert s.post(COMMIT, {"manifest": "m"})[0] == 400
+        lines = [x for x in s.text().splitlines() if " update " in x or "update " in x and "xxh3-128" in x]
+        assert sum("xxh3-128" in x and "127.0.0.1:" in x for x in lines) == 3, s.text()
+
+
+def test_update_of_a_staged_folder_is_only_the_commit():
+    with tempfile.TemporaryDirectory() as root, Server(EARLY) as s:
+        d = copy(root, "m")
+        link = os.path.join(root, "link")
+        os.symlink(d, link)
+        io = lambda: int(open(f"/proc/{s.proc.pid}/io").read().split("rchar: ")[1].split()[0])
+        assert s.post(STAGE, {"model_path": d})[0] == 200
+        read = io()
+        code, r = s.post(UPDATE, {"model_path": link + "/."})
+        assert code == 200 and r["was_staged"] is True and io() - read < 1e6, (r, io() - read)
+        final = signature(s)
+        # changed since: it is read anew
+        assert s.post(UPDATE, {"model_path": EARLY})[0] == 200
+        assert s.post(STAGE, {"model_path": d})[0] == 200
+        shutil.copy(os.path.join(EARLY, FILE), d)
+        code, r = s.post(STAGE, {"model_path": d})
+        assert code == 400, r
+        code, r = s.post(UPDATE, {"model_path": d, "weight_version": "e"})
+        assert code == 200 and r["was_staged"] is False, r
+        assert signature(s) != final
+        outcomes = [u["outcome"] for u in status(s)["updates"]]
+        assert outcomes == ["committed", "replaced", "committed", "committed"], outcomes
+        # another folder replaces what is staged; a check that staging left out is made
+        assert s.post(STAGE, {"model_path": EARLY, "check_finite": False})[0] == 200
+        code, r = s.post(UPDATE, {"model_path": EARLY})
+        assert code == 200 and r["was_staged"] is False, r
+        assert s.post(STAGE, {"model_path": EARLY})[0] == 200
+        code, r = s.post(UPDATE, {"model_path": FINAL})
+        assert code == 200 and r["was_staged"] is False and signature(s) == final, r
+
+
+def test_cancel():
+    """Discard ends staging at its next read; meanwhile all other calls are refused; requests go on."""
+    with tempfile.TemporaryDirectory() as root:
+        hold = held(root)
+        if not hold:
+            print("skip test_cancel: a preloaded library needs a C compiler and no sanitizer")
+            return
+        lib, switch = hold
+        s = preloaded(lib, EARLY)
+        before = signature(s)
+        open(switch, "w").close()
+        got = []
+        t = threading.Thread(target=lambda: got.append(s.post(STAGE, {"model_path": FINAL})))
+        t.start()
+        wait_state(s, "staging")
+        for path, body in ((STAGE, {"model_path": EARLY}), (UPDATE, {"model_path": FINAL}), (COMMIT, {})):
+            code, r = s.post(path, body)
+            assert code == 400 and "another weight update is in progress" in r["message"], (path, r)
+        assert s.generate([5], 4)["output_ids"] and s.get("/health")[0] == 200
+        began = time.time()
+        code, r = s.post(DISCARD, {})
+        assert code == 200 and time.time() - began < 5, r
+        t.join()
+        assert got[0][0] == 400 and "cancelled" in got[0][1]["message"], got
+        assert status(s)["updates"][0]["outcome"] == "cancelled" and status(s)["state"] == "idle"
+        os.remove(switch)
+        assert signature(s) == before
+        assert s.post(UPDATE, {"model_path": FINAL})[0] == 200
+        s.stop()
+
+
+def test_sigterm_with_staged_weights():
+    with Server(EARLY) as s:
+        assert s.post(STAGE, {"model_path": FINAL})[0] == 200
+        t = time.time()
+    assert time.time() - t < 10
+
+
+def sums(path):
+    raw = open(path, "rb").read()
+    n = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:8 + n])
+    data = raw[8 + n:]
+    tensors = {k: {"sha256": hashlib.sha256(data[slice(*v["data_offsets"])]).hexdigest()}
+               for k, v in header.items() if k != "__metadata__"}
+    return {"sha256": hashlib.sha256(raw).hexdigest()}, tensors
+
+
+def test_manifest():
+    """Checksums by file and by tensor against Python's; each way of not meeting them is named; nothing changes."""
+    with tempfile.TemporaryDirectory() as root, Server(EARLY) as s:
+        before = signature(s)
+        d = copy(root, "m")
+        file, tensors = sums(os.path.join(d, FILE))
+        name = "model.layers.0.self_attn.q_norm.weight"
+        other = {"sha256": hashlib.sha256(open(d + "/config.json", "rb").read()).hexdigest()}
+        whole = {"files": {FILE: file, "config.json": other}, "tensors": tensors}
+
+        def bad(what, says, path="sums.json"):
+            json.dump(what, open(os.path.join(d, "sums.json"), "w"))
+            code, r = s.post(UPDATE, {"model_path": d, "manifest": path})
+            assert code == 400 and r["success"] is False and all(x in r["message"] for x in says), (says, r)
+        flip = {"sha256": "0" * 64}
+        bad(dict(whole, files={FILE: flip}), [FILE, "0" * 64, file["sha256"]])
+        bad(dict(whole, files={FILE: file, "config.json": flip}), ["config.json"])
+        bad(dict(whole, files={FILE: file, "nothing.bin": flip}), ["nothing.bin", "not there"])
+        bad(dict(whole, files={FILE: file, "../config.json": flip}), ["../config.json", "plain name"])
+        bad(dict(whole, files={"config.json": other}), [FILE, "not in the manifest"])
+        bad(dict(whole, tensors=dict(tensors, **{name: flip})), [name])
+        bad(dict(whole, tensors={k: v for k, v in tensors.items() if k != name}), [name, "not in the manifest"])
+        bad(dict(whole, tensors=dict(tensors, extra=flip)), ["extra", "not in the checkpoint"])
+        bad({"files": {FILE: {"blake3": "00"}}}, ["blake3", "xxh3-128, sha256"])
+        bad({"files": {FILE: {"sha256": "zz"}}}, ["64 hex digits"])
+        bad({"files": {FILE: {}}}, [FILE])
+        bad({}, ["neither"])
+        bad({"files": []}, ["files"])
+        bad(whole, ["nowhere.json"], path="nowhere.json")
+        assert signature(s) == before
+        out = os.path.join(root, "elsewhere.json")
+        json.dump(whole, open(out, "w"))
+        assert s.post(STAGE, {"model_path": d, "manifest": out})[0] == 200
+        code, r = s.post(UPDATE, {"model_path": d, "manifest": out})
+        assert code == 200 and r["was_staged"] is True, r
+        with Server(FINAL) as fresh:
+            assert signature(s) == signature(fresh)
+
+
+def test_check_finite():
+    with tempfile.TemporaryDirectory() as root, Server(EARLY) as s:
+        d = copy(root, "m")
+        f = os.path.join(d, FILE)
+        raw = bytearray(open(f, "rb").read())
+        n = int.from_bytes(raw[:8], "little")
+        at = 8 + n + json.loads(bytes(raw[8:8 + n]))["model.norm.weight"]["data_offsets"][0]
+        raw[at:at + 2] = struct.pack("<H", 0x7fc0)
+        open(f, "wb").write(raw)
+        code, r = s.post(UPDATE, {"model_path": d})
+        assert code == 400 and "model.norm.weight" in r["message"] and "not finite" in r["message"], r
+        assert s.post(STAGE, {"model_path": d, "check_finite": False})[0] == 200
+        assert s.post(DISCARD, {})[0] == 200
+
+
+def test_warning():
+    """Tokenizer, template, end tokens and sampling defaults of a new folder are not taken, and that is said."""
+    with tempfile.TemporaryDirectory() as root, Server(EARLY) as s:
+        code, r = s.post(UPDATE, {"model_path": FINAL})
+        assert code == 200 and "warning" not in r, r
+
+        def differs(name, says, change):
+            d = copy(root, name)
+            change(d)
+            code, r = s.post(UPDATE, {"model_path": d})
+            assert code == 200 and r["warning"] == says + " of this folder: not those of the start, which stay in use", r
+
+        def edit(file, **fields):
+            def change(d):
+                p = os.path.join(d, file)
+                c = json.load(open(p)) if os.path.exists(p) else {}
+                json.dump(dict(c, **fields), open(p, "w"))
+            return change
+        differs("tok", "tokenizer.json", lambda d: open(d + "/tokenizer.json", "a").write("\n"))
+        differs("tmpl", "the chat template", lambda d: open(d + "/chat_template.jinja", "w").write("{{ 1 }}"))
+        differs("eos", "eos_token_id", edit("generation_config.json", eos_token_id=[3, 4]))
+        differs("gen", "sampling defaults", edit("generation_config.json", temperature=0.123))
+        bare = copy(root, "bare")
+        for f in os.listdir(bare):
+            if f not in ("config.json", "generation_config.json") and "safetensors" not in f:
+                os.remove(os.path.join(bare, f))
+        code, r = s.post(UPDATE, {"model_path": bare})
+        assert code == 200 and "warning" not in r, r
