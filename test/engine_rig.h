@@ -118,7 +118,7 @@ static inline void check_idle(struct engine *e)
     struct engine_stats s;
     struct err err = {0};
     if (engine_check(e, &err) != OK) fail_msg("%s", err.msg);
-    assert_int_equal(engine_flush(e, &err), OK);
+    assert_int_equal(engine_flush(e, 0, &err), OK);
     usleep(20000);
     engine_stat(e, &s);
     assert_int_equal(s.running + s.waiting, 0);

@@ -77,6 +77,8 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
 
 static struct server_options server_from(const struct serve_args *a, const struct loaded *l)
 {
+    enum in_flight in_flight = IN_FLIGHT_DRAIN;
+    (void)in_flight_parse(a->update_in_flight, &in_flight); /* the table of flags lets only these in */
     return (struct server_options){
         .host = a->host,
         .port = (int)a->port,
@@ -96,6 +98,9 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .max_body_bytes = (size_t)a->max_body,
         .max_weight_body = (uint64_t)a->max_weight_body,
         .max_running = (int)a->max_running,
+        .update_in_flight = in_flight,
+        .update_drain_s = a->update_drain_s,
+        .ready_after_update = a->ready_after_update,
     };
 }
 
@@ -134,14 +139,14 @@ static void raise_files(void)
     (void)setrlimit(RLIMIT_NOFILE, &r);
 }
 
-/* Let what runs and an update finish, at most `seconds`, or until a second signal. */
+/* Let what runs and an update finish, at most `seconds`, or until a second signal.  What a pause holds would not end. */
 static void drain(struct engine *engine, double seconds, const sigset_t *set)
 {
     double until = clock_s() + seconds;
     while (clock_s() < until) {
         struct engine_stats st;
         engine_stat(engine, &st);
-        if (st.running + st.waiting == 0 && !st.updating) return;
+        if ((st.paused || st.running + st.waiting == 0) && !st.updating) return;
         struct timespec step = {.tv_nsec = 50000000};
         if (sigtimedwait(set, NULL, &step) > 0) return;
     }

@@ -14,8 +14,44 @@ static void post(struct engine *e, struct msg *m) /* lock held */
     pthread_cond_signal(&e->wake);
 }
 
+/* Numbers that others read. */
+static void publish(struct engine *e)
+{
+    int64_t now = clock_ns(), window = now - e->window_began;
+    if (window > 2000000000) {
+        e->throughput = (double)e->window_tokens * 1e9 / (double)window;
+        e->window_tokens = 0;
+        e->window_began = now;
+    }
+    struct engine_stats *st = &e->stats;
+    pthread_mutex_lock(&e->lock);
+    st->running = e->s.n_running;
+    st->waiting = e->s.n_waiting;
+    st->retracted = e->s.n_retracted;
+    st->paused = e->paused;
+    st->held = e->paused || memory_held(e) ? e->s.n_running + e->s.n_waiting : 0;
+    st->updates = e->commits;
+    st->draining = e->s.draining;
+    st->waiting_tokens = e->s.waiting_tokens;
+    st->pages_total = pages_total(e->s.pages);
+    st->pages_free = pages_available(e->s.pages);
+    st->pages_cached = radix_evictable(e->s.tree);
+    st->prompt_tokens = e->prompt_tokens;
+    st->cached_tokens = e->s.cached_tokens;
+    st->output_tokens = e->output_tokens;
+    st->steps = e->steps;
+    st->retractions = e->s.retractions;
+    st->finished = e->finished;
+    st->aborted = e->aborted;
+    st->gen_throughput = e->throughput;
+    st->epoch = store_epoch(e->o.store);
+    pthread_mutex_unlock(&e->lock);
+    atomic_store(&e->beat, now);
+}
+
 void engine_answer(struct engine *e, struct msg *m, err_t rc, const char *text)
 {
+    publish(e); /* who is answered finds the numbers as the call left them */
     pthread_mutex_lock(&e->lock);
     m->rc = rc;
     if (rc != OK) (void)err_set(&m->err, rc, "%s", text);
@@ -111,6 +147,7 @@ static void handle(struct engine *e, struct msg *m)
 {
     struct err err = {0};
     err_t rc;
+    if (control_handle(e, m)) return;
     switch (m->kind) {
     case MSG_SUBMIT:
         m->r->seq->arrival = ++e->arrivals;
@@ -127,11 +164,6 @@ static void handle(struct engine *e, struct msg *m)
         request_unref(m->r);
         mem_free(m);
         break;
-    case MSG_FLUSH:
-        if (e->s.n_running == 0) radix_clear(e->s.tree);
-        engine_answer(e, m, e->s.n_running ? ERR_STATE : OK,
-                      "the cache cannot be flushed while requests are running");
-        break;
     case MSG_CHECK:
         rc = sched_check(&e->s, &err);
         engine_answer(e, m, rc, err.msg);
@@ -140,50 +172,28 @@ static void handle(struct engine *e, struct msg *m)
         rc = m->run(m->ctx, &err);
         engine_answer(e, m, rc, err.msg);
         break;
-    case MSG_COMMIT:
-        e->commit = m;
-        if (m->options->in_flight == IN_FLIGHT_ABORT) engine_abort_where(e, NULL, NULL);
-        break;
+    default: break;
     }
 }
 
-/* Numbers that others read; also the turn's view of stopping. */
-static void publish(struct engine *e)
+static void sleep_until(struct engine *e, int64_t t) /* lock held */
 {
-    int64_t now = clock_ns(), window = now - e->window_began;
-    if (window > 2000000000) {
-        e->throughput = (double)e->window_tokens * 1e9 / (double)window;
-        e->window_tokens = 0;
-        e->window_began = now;
+    if (t == 0) {
+        pthread_cond_wait(&e->wake, &e->lock);
+        return;
     }
-    struct engine_stats *st = &e->stats;
-    pthread_mutex_lock(&e->lock);
-    st->running = e->s.n_running;
-    st->waiting = e->s.n_waiting;
-    st->waiting_tokens = e->s.waiting_tokens;
-    st->pages_total = pages_total(e->s.pages);
-    st->pages_free = pages_available(e->s.pages);
-    st->pages_cached = radix_evictable(e->s.tree);
-    st->prompt_tokens = e->prompt_tokens;
-    st->cached_tokens = e->s.cached_tokens;
-    st->output_tokens = e->output_tokens;
-    st->steps = e->steps;
-    st->retractions = e->s.retractions;
-    st->finished = e->finished;
-    st->aborted = e->aborted;
-    st->gen_throughput = e->throughput;
-    st->epoch = store_epoch(e->o.store);
-    pthread_mutex_unlock(&e->lock);
-    atomic_store(&e->beat, now);
+    struct timespec ts = {.tv_sec = t / 1000000000, .tv_nsec = t % 1000000000};
+    (void)pthread_cond_timedwait(&e->wake, &e->lock, &ts);
 }
 
 /* Take the inbox; sleeps while there is nothing at all to do.  False: stopped and empty. */
 static bool take_inbox(struct engine *e, bool busy)
 {
+    int64_t due = control_deadline(e);
     pthread_mutex_lock(&e->lock);
-    while (!busy && !e->first && !e->stopping) {
+    while (!busy && !e->first && !e->stopping && (due == 0 || clock_ns() < due)) {
         atomic_store(&e->idle, true);
-        pthread_cond_wait(&e->wake, &e->lock);
+        sleep_until(e, due);
     }
     atomic_store(&e->idle, false);
     atomic_store(&e->beat, clock_ns());
@@ -196,14 +206,8 @@ static bool take_inbox(struct engine *e, bool busy)
         handle(e, m);
         m = next;
     }
-    if (late || (stopping && memory_held(e))) engine_abort_where(e, NULL, NULL);
-    e->s.draining = e->commit != NULL;
-    if (e->commit && e->s.n_running == 0 && !sched_first(&e->s)) {
-        m = e->commit;
-        e->commit = NULL;
-        e->s.draining = false;
-        updates_commit(e, m);
-    }
+    if (late || (stopping && (e->paused || memory_held(e)))) engine_abort_where(e, NULL, NULL);
+    control_turn(e);
     updates_refuse_work(e); /* what was on its way when they were lost */
     return !(stopping && e->s.n_running == 0 && e->s.n_waiting == 0);
 }
@@ -213,7 +217,7 @@ static void *engine_main(void *arg)
     struct engine *e = arg;
     bool busy = false;
     while (take_inbox(e, busy)) {
-        busy = !memory_held(e) && (step_run(e) || e->s.n_waiting > 0);
+        busy = !e->paused && !memory_held(e) && (step_run(e) || e->s.n_waiting > 0);
         publish(e);
     }
     publish(e);
@@ -268,7 +272,7 @@ err_t engine_new(struct engine **out, const struct engine_options *o, struct err
     CHECK(pthread_condattr_init(&mono) == 0);
     CHECK(pthread_condattr_setclock(&mono, CLOCK_MONOTONIC) == 0);
     CHECK(pthread_mutex_init(&e->lock, NULL) == 0);
-    CHECK(pthread_cond_init(&e->wake, NULL) == 0);
+    CHECK(pthread_cond_init(&e->wake, &mono) == 0);
     CHECK(pthread_cond_init(&e->answer, NULL) == 0);
     CHECK(pthread_cond_init(&e->dog_wake, &mono) == 0);
     pthread_condattr_destroy(&mono);
@@ -311,7 +315,7 @@ void engine_stop(struct engine *e, double drain_s)
         handle(e, m);
     }
     engine_abort_where(e, NULL, NULL);
-    if (e->commit) updates_commit(e, e->commit);
+    control_turn(e);
     engine_cancel(e);
     pthread_mutex_lock(&e->lock);
     while (e->blocking > 0) pthread_cond_wait(&e->answer, &e->lock);
@@ -321,12 +325,6 @@ void engine_stop(struct engine *e, double drain_s)
     if (e->has_dog) pthread_join(e->dog, NULL);
     updates_release(e);
     release(e);
-}
-
-err_t engine_flush(struct engine *e, struct err *err)
-{
-    struct msg m = {.kind = MSG_FLUSH};
-    return engine_call(e, &m, err);
 }
 
 err_t engine_check(struct engine *e, struct err *err)
@@ -462,7 +460,7 @@ static err_t enter(struct engine *e, struct request *r, struct msg *m, struct ri
         rc = err_set(err, ERR_INPUT, "Duplicate request ID detected: %s", r->rid);
     else if (updates_check_weights(e, err) != OK)
         rc = ERR_BUSY;
-    else if (e->o.max_queued > 0 && e->in_flight - e->stats.running >= e->o.max_queued)
+    else if (e->o.max_queued > 0 && e->in_flight - e->stats.running - e->stats.retracted >= e->o.max_queued)
         rc = err_set(err, ERR_BUSY, "the queue is full: %d requests wait", e->o.max_queued);
     if (rc == OK) {
         request_ref(r);

@@ -18,9 +18,13 @@
  * Prefix cache a radix tree over whole pages, keyed by (weight epoch, extra_key) and token ids; a hit is by
  *              comparison of tokens, never by hash alone; at least one prompt token is always computed; capped at
  *              logprob_start.  A page enters only if it and all before it were computed under one epoch.
- * Update       stage and prepare run in the caller's thread while serving goes on.  Then: IN_FLIGHT_ABORT ends
- *              everything, otherwise running requests drain while new ones wait; the commit is a swap at
- *              a step boundary; the epoch moves.  A refused update touches no request.
+ * Update       stage and prepare run in the caller's thread while serving goes on.  Then the requests that run
+ *              are dealt with (enum in_flight); new ones wait; the commit is a swap at a step boundary; the epoch
+ *              moves.  A refused update touches no request.
+ * Pause        nothing is admitted and no step runs until engine_continue; new requests are taken and held, aborts
+ *              end held ones.  An update of a paused engine commits at once: what still holds KV keeps it, as with
+ *              IN_FLIGHT_CONTINUE.  A stop ends what is held.  docs/control.md has every combination.
+ * Versions     a request's tokens are told apart by the weights that drew them (request.h, spans).
  * Determinism  results of a request do not depend on what else runs (model.h).
  */
 #ifndef ENGINE_ENGINE_H
@@ -58,8 +62,15 @@ struct engine_options {
     void *compare_ctx;
 };
 
+/* What a pause does with requests that run: ends them (those that wait, too), takes their KV, or leaves it. */
+enum pause_mode { PAUSE_NONE, PAUSE_ABORT, PAUSE_RETRACT, PAUSE_IN_PLACE };
+
 struct engine_stats {
-    int32_t running, waiting;
+    int32_t running, waiting; /* in a pause in place, running: holds KV */
+    int32_t retracted;        /* those that wait and have run before */
+    enum pause_mode paused;   /* of the last pause; PAUSE_NONE: serving */
+    int32_t held;             /* running and waiting, while paused or without memory */
+    int64_t updates;          /* commits */
     int64_t waiting_tokens;
     int32_t pages_total, pages_free, pages_cached; /* cached: held by the tree alone */
     int64_t prompt_tokens, cached_tokens, output_tokens, steps, retractions, finished, aborted;
@@ -67,17 +78,26 @@ struct engine_stats {
     uint64_t epoch;
     double heartbeat_age_s; /* since a step ended or the loop was last idle */
     unsigned released;      /* enum memory_tag */
-    bool updating, stuck;   /* stuck: work waits and no step ended for 10 s */
-    bool no_weights;        /* an update in place failed half-way: nothing is served */
+    bool draining;          /* an update waits for running requests to end */
+    bool updating, stuck;   /* updating: an update is at work; stuck: work waits and no step ended for 10 s */
+    bool no_weights;        /* an update in place failed half-way, or weights were released: nothing is served */
 };
 
-/* What a commit does with requests that run: lets them end, or ends them. */
-enum in_flight { IN_FLIGHT_DRAIN, IN_FLIGHT_ABORT };
+/* What a commit does with requests that run: lets them end; ends them; takes their KV, so that they run again
+ * under the new weights from the ids they have; or lets them go on with the KV of the old ones.  (Those that wait are
+ * ended by ABORT alone.)  While paused DRAIN is CONTINUE, since nothing would end. */
+enum in_flight { IN_FLIGHT_DRAIN, IN_FLIGHT_ABORT, IN_FLIGHT_RETRACT, IN_FLIGHT_CONTINUE };
+
+bool in_flight_parse(const char *name, enum in_flight *out); /* "drain", ...; false: no such name */
+
+#define WEIGHT_VERSION_MAX 127 /* bytes of a label */
 
 struct update_options {
     const char *weight_version; /* NULL: unchanged */
+    bool refuse_older;          /* engine_version_check */
     bool flush_cache;
     enum in_flight in_flight;
+    double drain_timeout_s; /* > 0: what still runs after it is retracted */
     int loader_threads; /* 0: engine_options.loader_threads */
     const char *manifest; /* NULL, or a file of checksums that must be met (weight/manifest.h) */
     bool any_bf16;        /* BF16 weights are not searched for NaN and infinity */
@@ -87,7 +107,7 @@ struct update_result {
     double stage_s, drain_s, swap_s;
     uint64_t bytes;
     uint64_t epoch;
-    int32_t num_paused; /* requests that waited for the swap */
+    int32_t num_paused; /* requests that lived through the swap */
     char warning[256];
     char checksum[65]; /* update_checksum */
     bool was_staged;   /* the folder had been staged before: nothing was read */
@@ -102,8 +122,18 @@ void engine_stop(struct engine *e, double drain_s);
 err_t engine_submit(struct engine *e, struct request *r, struct err *err) MUST_USE;
 void engine_abort(struct engine *e, const char *rid_prefix, bool all); /* empty prefix without all: nothing */
 void engine_abort_request(struct engine *e, struct request *r);        /* this one (client left) */
-/* OK if nothing running holds KV: the tree is emptied.  ERR_STATE otherwise.  Blocks for a turn. */
-err_t engine_flush(struct engine *e, struct err *err) MUST_USE;
+/* OK once nothing running holds KV, which is waited for at most `timeout_s` (0: not at all): the tree is emptied.
+ * ERR_STATE otherwise, or when another call waits already.  Blocks for a turn at least. */
+err_t engine_flush(struct engine *e, double timeout_s, struct err *err) MUST_USE;
+/* A pause of a paused engine does what its mode says to what still runs, and the mode is the new one.  Continue of
+ * one that serves does nothing. */
+err_t engine_pause(struct engine *e, enum pause_mode mode, struct err *err) MUST_USE;
+err_t engine_continue(struct engine *e, struct err *err) MUST_USE;
+/* The label of the weights in use from the next token on; with `abort_all` everything in flight is ended first. */
+err_t engine_relabel(struct engine *e, const char *weight_version, bool abort_all, struct err *err) MUST_USE;
+/* ERR_INPUT: a label that is too long; or, with refuse_older, none, or one that cannot be told to be as new as that
+ * of the weights in use: both are decimal numbers, or the one in use is "default".  ERR_STATE: it is older. */
+err_t engine_version_check(struct engine *e, const struct update_options *o, struct err *err) MUST_USE;
 err_t engine_update(struct engine *e, const char *model, const struct update_options *o,
                     struct update_result *res, struct err *err) MUST_USE;
 

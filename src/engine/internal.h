@@ -24,6 +24,9 @@ enum msg_kind {
     MSG_ABORT,
     MSG_ABORT_REQUEST,
     MSG_FLUSH,
+    MSG_PAUSE,
+    MSG_CONTINUE,
+    MSG_RELABEL,
     MSG_COMMIT,
     MSG_CHECK,
     MSG_BETWEEN_STEPS
@@ -41,7 +44,10 @@ struct msg {
     struct update_result *result;
     err_t (*run)(void *ctx, struct err *e); /* BETWEEN_STEPS */
     void *ctx;
-    int64_t t_sent;
+    enum pause_mode mode; /* PAUSE */
+    const char *label;    /* RELABEL */
+    bool abort_all;
+    int64_t t_sent, t_end; /* t_end: COMMIT, when the drain is over; FLUSH, until when it waits; 0: never */
     bool answered;
     err_t rc;
     struct err err;
@@ -95,6 +101,10 @@ struct engine {
     struct msg *commit; /* waits for the drain */
     unsigned released;  /* enum memory_tag; this and the next are written under `lock` */
     bool lost;          /* weights were released and have not come back */
+    struct msg *flush;  /* waits until nothing runs */
+    enum pause_mode paused;
+    uint64_t version; /* of the spans: grows with every commit and every new label */
+    int64_t commits;
     int64_t steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
@@ -120,6 +130,10 @@ void engine_fail_all(struct engine *e, int status, const char *message);
 void rid_add(struct engine *e, struct rid_entry *x);        /* lock held */
 bool rid_known(const struct engine *e, const char *rid);    /* lock held */
 void rid_remove(struct engine *e, const struct request *r); /* lock held */
+/* control.c: control messages, and what they wait for */
+bool control_handle(struct engine *e, struct msg *m); /* false: another kind */
+void control_turn(struct engine *e);                  /* after the inbox */
+int64_t control_deadline(const struct engine *e);     /* clock_ns when a turn is due; 0: none */
 /* step.c */
 err_t step_buffers(struct engine *e, struct err *err);
 void step_release(struct engine *e);

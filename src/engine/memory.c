@@ -38,8 +38,9 @@ static err_t check_idle(const struct engine *e, struct err *err)
     if (e->s.n_running)
         return err_set(err, ERR_STATE, "memory cannot be released: %d requests hold KV; wait, or abort or retract them",
                        e->s.n_running);
-    if (e->s.n_waiting)
-        return err_set(err, ERR_STATE, "memory cannot be released: %d requests wait", e->s.n_waiting);
+    if (e->s.n_waiting && !e->paused)
+        return err_set(err, ERR_STATE, "memory cannot be released: %d requests wait; let them end, or pause",
+                       e->s.n_waiting);
     return OK;
 }
 

@@ -1,6 +1,7 @@
 #include "engine/output.h"
 
 #include "base/mem.h"
+#include <stdio.h>
 #include <string.h>
 
 /* failure[i]: length of the longest proper border of the first i + 1 bytes. */
@@ -134,7 +135,27 @@ static bool append_id(struct seq *q, const struct sample_output *o)
     q->ids[q->n_ids++] = o->id;
     r->output_ids[r->n_output] = o->id;
     r->output_logprobs[r->n_output++] = o->logprob;
+    if (r->n_spans > 0) r->spans[r->n_spans - 1].n++;
     return true;
+}
+
+bool output_version(struct seq *q, uint64_t id, const char *version)
+{
+    struct request *r = q->r;
+    int32_t n = r->n_spans; /* only this thread writes it */
+    bool ok = true;
+    pthread_mutex_lock(&r->lock);
+    if (n == 0 || r->spans[n - 1].id != id) {
+        struct version_span *p = mem_retry(r->spans, (size_t)n * sizeof(*p), (size_t)(n + 1) * sizeof(*p));
+        if ((ok = p != NULL)) {
+            p[n] = (struct version_span){.id = id};
+            snprintf(p[n].version, sizeof(p[n].version), "%s", version);
+            r->spans = p;
+            r->n_spans++;
+        }
+    }
+    pthread_mutex_unlock(&r->lock);
+    return ok;
 }
 
 static bool holds(const int32_t *ids, int32_t n, int32_t id)
@@ -195,6 +216,20 @@ bool output_score(struct seq *q, int32_t p, const struct sample_output *o)
     pthread_mutex_unlock(&r->lock);
     q->next_score = p + 1;
     return ok;
+}
+
+void output_rescore(struct seq *q)
+{
+    struct request *r = q->r;
+    if (r->logprob_start < 0 || r->prompt_done) return;
+    pthread_mutex_lock(&r->lock);
+    for (int32_t i = 0; r->prompt_top && i < q->next_score - r->logprob_start; i++) {
+        mem_free(r->prompt_top[i].ids);
+        mem_free(r->prompt_top[i].logprobs);
+        r->prompt_top[i] = (struct top_row){0};
+    }
+    q->next_score = r->logprob_start + 1;
+    pthread_mutex_unlock(&r->lock);
 }
 
 void output_end(struct seq *q)

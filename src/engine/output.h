@@ -18,6 +18,10 @@ void output_release(struct seq *q);
 /* Append the token (request's lock is taken inside).  The finish reason is returned and already
  * stored with its match; `done` is not set.  FINISH_ABORT: out of memory. */
 finish_t output_token(struct seq *q, const struct sample_output *o, const struct config *c);
+/* The next token is drawn under this version.  False: out of memory. */
+bool output_version(struct seq *q, uint64_t id, const char *version);
+/* Forget an unfinished scoring of the prompt: it begins again, under other weights. */
+void output_rescore(struct seq *q);
 /* Store the score of prompt position p. */
 bool output_score(struct seq *q, int32_t p, const struct sample_output *o);
 /* The text as it ends: tail of the decoder, cut at the stop, all of it sendable.  Lock held. */

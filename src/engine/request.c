@@ -49,6 +49,7 @@ void request_unref(struct request *r)
     mem_free(r->output_ids);
     mem_free(r->output_logprobs);
     mem_free(r->prompt_logprobs);
+    mem_free(r->spans);
     buf_release(&r->text);
     pthread_mutex_destroy(&r->lock);
     mem_free(r);

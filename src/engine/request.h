@@ -33,6 +33,14 @@ struct top_row { /* the top logprobs of one position */
     float *logprobs;
 };
 
+/* Output tokens in a row that one generation of weights drew, under one label.  Neighbours may have the same label:
+ * an update that gave none. */
+struct version_span {
+    uint64_t id; /* grows with every commit and every change of the label */
+    int32_t n;   /* tokens */
+    char version[128];
+};
+
 struct request {
     /* in */
     char rid[128];
@@ -76,6 +84,8 @@ struct request {
     int finish_status;            /* FINISH_ABORT: 0, or an HTTP status the request failed with */
     int32_t cached_tokens, num_retractions, n_chunks; /* n_chunks: prefill pieces */
     char weight_version[128];     /* at completion */
+    struct version_span *spans;   /* of output_ids, in order; the n add up to n_output */
+    int32_t n_spans;
     int64_t t_submit, t_first, t_end; /* clock_ns */
 
     /* engine's own */

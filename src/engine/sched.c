@@ -36,6 +36,7 @@ void sched_queue(struct sched *s, struct seq *q)
     else s->tail = q;
     q->queued = true;
     s->n_waiting++;
+    s->n_retracted += q->admitted;
     s->waiting_tokens += q->n_ids;
 }
 
@@ -48,6 +49,7 @@ void sched_unqueue(struct sched *s, struct seq *q)
     q->prev = q->next = NULL;
     q->queued = false;
     s->n_waiting--;
+    s->n_retracted -= q->admitted;
     s->waiting_tokens -= q->n_ids;
 }
 
@@ -83,7 +85,7 @@ static bool prefix_coming(const struct sched *s, const struct seq *q, int32_t hi
     for (int32_t i = 0; i < s->n_running; i++) {
         const struct seq *p = s->running[i];
         int32_t end = limit < p->n_ids ? limit : p->n_ids;
-        if (p->computed >= p->n_ids - 1 || end < hit_tokens + s->page_tokens ||
+        if (p->mixed || p->computed >= p->n_ids - 1 || end < hit_tokens + s->page_tokens ||
             p->computed >= end || !same_key(p->r, q->r))
             continue;
         if (memcmp(p->ids, q->ids, (size_t)(hit_tokens + s->page_tokens) * sizeof(int32_t)) == 0)
@@ -131,6 +133,7 @@ static admit_t admit_one(struct sched *s, struct seq *q, uint64_t epoch)
     q->node = node;
     q->computed = n_hit * s->page_tokens;
     q->epoch = epoch;
+    q->mixed = false;
     sched_unqueue(s, q);
     s->running[s->n_running++] = q;
     if (!q->admitted) {
@@ -177,7 +180,7 @@ struct seq *sched_youngest(const struct sched *s)
 void sched_share(struct sched *s, struct seq *q)
 {
     int32_t full = q->computed / s->page_tokens, done;
-    if (s->no_cache || full <= q->in_tree) return;
+    if (s->no_cache || q->mixed || full <= q->in_tree) return;
     struct radix_node *n =
         radix_insert(s->tree, q->epoch, q->r->extra_key, q->ids, full, q->pages, &done);
     if (!n || done < q->in_tree) return;
@@ -211,6 +214,22 @@ void sched_retract(struct sched *s, struct seq *q)
     pthread_mutex_unlock(&q->r->lock);
     s->retractions++;
     sched_queue(s, q);
+}
+
+void sched_retract_all(struct sched *s)
+{
+    while (s->n_running > 0) sched_retract(s, s->running[s->n_running - 1]);
+}
+
+void sched_keep_all(struct sched *s)
+{
+    for (int32_t i = 0; i < s->n_running; i++) {
+        struct seq *q = s->running[i];
+        radix_unlock(s->tree, q->node);
+        q->node = NULL;
+        q->in_tree = 0;
+        q->mixed = true;
+    }
 }
 
 static int32_t take_page(struct sched *s)

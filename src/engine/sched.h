@@ -29,6 +29,7 @@ struct seq {
     int32_t in_tree;         /* first pages of the table that the tree holds */
     int32_t next_score;      /* next prompt position to be scored; n_prompt: none */
     bool admitted;           /* at least once */
+    bool mixed;              /* its KV is of more than one epoch: none of it enters the tree */
     bool no_memory;          /* its page table could not grow: to be ended */
     int32_t plan;            /* tokens in this step */
     int32_t *fail;           /* stop automata: failure links of all stops, one after the other */
@@ -44,7 +45,7 @@ struct sched {
     bool no_cache;
     bool draining;           /* only what has begun is admitted (an update waits) */
     struct seq *head, *tail; /* waiting */
-    int32_t n_waiting;
+    int32_t n_waiting, n_retracted; /* retracted: those of them that have run before */
     int64_t waiting_tokens;  /* ids of those that wait */
     struct seq **running;    /* [max_running] */
     int32_t n_running;
@@ -61,6 +62,9 @@ struct seq *sched_first(const struct sched *s);
 /* Fills plan of every running sequence and takes the pages; may retract.  Returns tokens planned. */
 int32_t sched_plan(struct sched *s);
 void sched_retract(struct sched *s, struct seq *q);
+void sched_retract_all(struct sched *s);
+/* What runs keeps its KV over a change of the weights: the tree has no part in it any more. */
+void sched_keep_all(struct sched *s);
 struct seq *sched_youngest(const struct sched *s);
 /* Full computed pages enter the tree. */
 void sched_share(struct sched *s, struct seq *q);

@@ -114,7 +114,8 @@ static bool take_row(struct engine *e, struct seq *q, int32_t row)
     pthread_mutex_lock(&q->r->lock);
     if (q->r->n_output == 0) q->r->t_first = clock_ns();
     pthread_mutex_unlock(&q->r->lock);
-    finish_t f = output_token(q, o, e->o.config);
+    finish_t f = FINISH_ABORT; /* without memory */
+    if (output_version(q, e->version, e->weight_version)) f = output_token(q, o, e->o.config);
     e->output_tokens++;
     e->window_tokens++;
     if (f == FINISH_NONE) return true;

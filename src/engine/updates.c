@@ -129,7 +129,8 @@ static err_t read_source(struct staging *s, struct err *err)
     const struct stage_options so = {.n_threads = loader_threads(e, s->o),
                                      .manifest = s->o->manifest,
                                      .any_bf16 = s->o->any_bf16};
-    err_t rc = from->path ? check_folder(e, from->path, err) : OK;
+    err_t rc = engine_version_check(e, s->o, err);
+    if (rc == OK && from->path) rc = check_folder(e, from->path, err);
     if (rc == OK)
         rc = e->o.in_place ? update_begin_in_place(&s->u, e->o.store, err)
                            : update_begin(&s->u, e->o.store, err);
@@ -255,7 +256,7 @@ void updates_commit(struct engine *e, struct msg *m)
     err_t rc = OK;
     move(e, UPDATE_COMMITTING);
     m->result->drain_s = (double)(t0 - m->t_sent) * 1e-9;
-    m->result->num_paused = e->s.n_waiting;
+    m->result->num_paused = e->s.n_running + e->s.n_waiting;
     if (!update_in_place(m->update))
         update_commit(m->update);
     else
@@ -264,6 +265,8 @@ void updates_commit(struct engine *e, struct msg *m)
         engine_answer(e, m, rc, err.msg);
         return;
     }
+    e->version++;
+    e->commits += rc == OK;
     /* Entries of the former epoch can never be hit again, flush_cache or not. */
     radix_clear(e->s.tree);
     m->result->epoch = store_epoch(e->o.store);

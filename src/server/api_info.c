@@ -4,6 +4,14 @@
 #include <string.h>
 #include <time.h>
 
+bool waiting_for_update(struct server *s)
+{
+    struct engine_stats st;
+    if (!s->o.ready_after_update) return false;
+    engine_stat(s->engine, &st);
+    return st.updates == 0;
+}
+
 void api_health(struct xchg *x, const json_t *body)
 {
     (void)body;
@@ -17,6 +25,11 @@ void api_health(struct xchg *x, const json_t *body)
     if (s->draining) {
         x->status = 503;
         buf_puts(&x->out, "{\"status\":\"stopping\"}");
+        return;
+    }
+    if (waiting_for_update(s)) {
+        x->status = 503;
+        buf_puts(&x->out, "{\"status\":\"waiting for the first update\"}");
         return;
     }
     engine_stat(s->engine, &st);
@@ -93,17 +106,35 @@ void api_get_load(struct xchg *x, const json_t *body)
                used_tokens(&st) + (long long)st.waiting_tokens, (long long)st.waiting_tokens, clock_s());
 }
 
+/* queues: `waiting` is all that wait, `retracted` those of them that have run before, `paused` all that a pause
+ * holds, with KV or without. */
+static void put_load(struct buf *b, const struct engine_stats *st, int max_running)
+{
+    double total = st->pages_total > 0 ? st->pages_total : 1;
+    double seen = (double)(st->prompt_tokens + st->cached_tokens);
+    const char *pause = api_pause_name(st->paused);
+    long long used = used_tokens(st);
+    buf_printf(b, "{\"timestamp\":%.3f,\"dp_rank\":0,\"num_running_reqs\":%d,\"num_waiting_reqs\":%d,\"num_total_reqs\":%d,"
+               "\"num_waiting_uncached_tokens\":%lld,\"num_used_tokens\":%lld,\"num_total_tokens\":%lld,"
+               "\"max_total_num_tokens\":%lld,\"max_running_requests\":%d,\"token_usage\":%.4f,\"gen_throughput\":%.3f,"
+               "\"cache_hit_rate\":%.4f,\"utilization\":%.4f,\"memory\":{\"token_capacity\":%lld},",
+               (double)time(NULL), st->running, st->waiting, st->running + st->waiting, (long long)st->waiting_tokens,
+               used, used + (long long)st->waiting_tokens, (long long)st->pages_total * KV_PAGE, max_running,
+               (double)(st->pages_total - st->pages_free - st->pages_cached) / total, st->gen_throughput,
+               seen > 0 ? (double)st->cached_tokens / seen : 0, max_running > 0 ? (double)st->running / max_running : 0,
+               (long long)st->pages_total * KV_PAGE);
+    buf_printf(b, "\"queues\":{\"waiting\":%d,\"grammar\":0,\"paused\":%d,\"retracted\":%d},\"paused\":%s%s%s}", st->waiting,
+               st->held, st->retracted, pause ? "\"" : "", pause ? pause : "null", pause ? "\"" : "");
+}
+
 void api_loads(struct xchg *x, const json_t *body)
 {
     (void)body;
     struct engine_stats st;
     engine_stat(x->s->engine, &st);
-    double used = st.pages_total ? (double)(st.pages_total - st.pages_free - st.pages_cached) / st.pages_total : 0;
-    buf_printf(&x->out, "{\"timestamp\":%lld,\"version\":\"moult\",\"loads\":[{\"dp_rank\":0,\"num_running_reqs\":%d,"
-               "\"num_waiting_reqs\":%d,\"num_total_reqs\":%d,\"num_used_tokens\":%lld,\"max_total_num_tokens\":%lld,"
-               "\"token_usage\":%.4f,\"gen_throughput\":%.3f,\"max_running_requests\":%d}]}",
-               (long long)time(NULL), st.running, st.waiting, st.running + st.waiting, used_tokens(&st),
-               (long long)st.pages_total * KV_PAGE, used, st.gen_throughput, x->s->o.max_running);
+    buf_printf(&x->out, "{\"timestamp\":%lld,\"version\":\"moult\",\"loads\":[", (long long)time(NULL));
+    put_load(&x->out, &st, x->s->o.max_running);
+    buf_puts(&x->out, "]}");
 }
 
 void api_weight_version(struct xchg *x, const json_t *body)

@@ -127,6 +127,8 @@ static void put_result(struct xchg *x, struct slot *sl, bool delta)
                "\"sampling_seed\":%llu,\"weight_version\":",
                r->n_prompt, r->n_output, r->cached_tokens, r->num_retractions, (unsigned long long)r->sp.seed);
     put_str(b, version, strlen(version));
+    buf_puts(b, ",\"weight_versions\":");
+    put_spans(b, r);
     if (r->done) {
         int64_t end = r->t_end ? r->t_end : clock_ns(), start = r->t_submit ? r->t_submit : end;
         buf_printf(b, ",\"e2e_latency\":%.6f", (double)(end - start) * 1e-9);

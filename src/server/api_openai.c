@@ -241,6 +241,8 @@ static void openai_build(struct xchg *x)
     put_usage(x);
     buf_puts(b, ",\"metadata\":{\"weight_version\":");
     put_str(b, v, strlen(v));
+    buf_puts(b, ",\"weight_versions\":");
+    put_spans(b, x->slots[0].r);
     buf_puts(b, "}}");
 }
 

@@ -32,18 +32,16 @@ static err_t read_selector(const json_t *b, struct err *e)
     return json_bad(e, "selector", v, "\"target\" or \"all\": there is no draft model");
 }
 
-static err_t read_options(const json_t *b, struct update_options *o, struct err *e)
+static err_t read_options(struct xchg *x, const json_t *b, struct update_options *o, struct err *e)
 {
-    bool abort_all = false;
     err_t rc = read_selector(b, e);
     if (rc == OK) rc = json_get_str(b, "weight_version", &o->weight_version, e);
     if (rc == OK) rc = json_get_bool(b, "flush_cache", &o->flush_cache, e);
-    if (rc == OK) rc = json_get_bool(b, "abort_all_requests", &abort_all, e);
+    if (rc == OK) rc = api_in_flight(x, b, o, e);
     const struct update_record *r = NULL;
     if (rc == OK && o->weight_version && strlen(o->weight_version) >= sizeof r->version)
         rc = err_set(e, ERR_INPUT, "weight_version: %zu bytes; at most %zu are allowed", strlen(o->weight_version),
                      sizeof r->version - 1);
-    if (abort_all) o->in_flight = IN_FLIGHT_ABORT;
     return rc;
 }
 
@@ -166,7 +164,7 @@ void api_update_from_tensor(struct xchg *x, const json_t *b)
     err_t rc = check_pickles(options, &e);
     if (rc == OK && !x->is_bytes) rc = fetch_handed(&bytes, options, x->s->o.max_weight_body, &e);
     if (rc == OK) rc = add_metadata(options, bytes.data, bytes.len, &e);
-    if (rc == OK) rc = read_options(options, &o, &e);
+    if (rc == OK) rc = read_options(x, options, &o, &e);
     if (rc == OK) rc = take(x, bytes, &o, &session, &res, &e);
     else mem_free(bytes.data);
     if (rc == OK && session) reply_success(x, 200, "Kept until /end_weight_update.");
@@ -190,7 +188,7 @@ void api_end_update(struct xchg *x, const json_t *b)
     struct update_options o = {.flush_cache = true, .caller = x->caller};
     struct update_result res = {0};
     int64_t t = clock_ns();
-    err_t rc = read_options(b, &o, &e);
+    err_t rc = read_options(x, b, &o, &e);
     if (rc == OK) rc = engine_session_end(x->s->engine, &o, &res, &e);
     reply_updated(x, rc, &e, &o, &res, t);
 }

@@ -11,18 +11,17 @@ struct call {
     struct update_options o;
 };
 
-static err_t get_options(const json_t *b, struct call *c, struct err *e)
+static err_t get_options(struct xchg *x, const json_t *b, struct call *c, struct err *e)
 {
-    bool abort_all = false, finite = true;
+    bool finite = true;
     err_t rc;
     if ((rc = json_get_str(b, "model_path", &c->path, e)) ||
         (rc = json_get_str(b, "weight_version", &c->o.weight_version, e)) ||
         (rc = json_get_bool(b, "flush_cache", &c->o.flush_cache, e)) ||
-        (rc = json_get_bool(b, "abort_all_requests", &abort_all, e)) ||
+        (rc = api_in_flight(x, b, &c->o, e)) ||
         (rc = json_get_str(b, "manifest", &c->o.manifest, e)) ||
         (rc = json_get_bool(b, "check_finite", &finite, e)))
         return rc;
-    if (abort_all) c->o.in_flight = IN_FLIGHT_ABORT;
     c->o.any_bf16 = !finite;
     const struct update_record *r = NULL;
     if (c->o.weight_version && strlen(c->o.weight_version) >= sizeof r->version)
@@ -39,7 +38,7 @@ static bool parse(struct xchg *x, const json_t *b, bool needs_path, struct call 
 {
     struct err e = {0};
     *c = (struct call){.o = {.flush_cache = true, .caller = x->caller}};
-    if (get_options(b, c, &e) != OK) {
+    if (get_options(x, b, c, &e) != OK) {
         reply_err(x, &e);
         return false;
     }

@@ -266,10 +266,11 @@ static void reset_tensors(struct xchg *x)
 {
     struct err e = {0};
     uint64_t seed = 1;
-    struct update_options o = {.flush_cache = true};
+    struct update_options o = {.flush_cache = true, .caller = x->caller};
     struct update_result res = {0};
     if (getrandom(&seed, sizeof seed, 0) < 0) seed = (uint64_t)(uintptr_t)x;
-    err_t rc = engine_update_random(x->s->engine, seed, &o, &res, &e);
+    err_t rc = api_in_flight(x, NULL, &o, &e);
+    if (rc == OK) rc = engine_update_random(x->s->engine, seed, &o, &res, &e);
     reply_checked(x, rc == OK, rc == OK ? "All tensors are random now." : e.msg, NULL, NULL);
 }
 

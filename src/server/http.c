@@ -280,6 +280,8 @@ static bool refuse(struct xchg *x, const char *method)
     }
     bool new_work = m != M_GET && strcmp(x->path, "/abort_request") != 0;
     if (s->stopping || (s->draining && new_work)) return reply_error(x, 503, "server is stopping"), true;
+    if ((x->route->flags & ROUTE_GENERATES) && waiting_for_update(s))
+        return reply_error(x, 503, "waiting for the first weight update (--ready-after-update)"), true;
     const char *ct = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Content-Type");
     if ((x->route->flags & ROUTE_OPENAI) && m == M_POST &&
         (!ct || strncasecmp(ct, "application/json", 16) || (ct[16] && ct[16] != ';' && ct[16] != ' ')))

@@ -25,8 +25,9 @@ enum where { RUN_INLINE, RUN_WORKER, RUN_THREAD }; /* THREAD: may block for long
 enum route_flags {
     ROUTE_LOADING = 1, /* answered while the model loads, too */
     ROUTE_OPENAI = 2,  /* Content-Type is checked */
-    ROUTE_BYTES = 8,   /* the body may be bytes that are no JSON, up to max_weight_body: body.c */
-    ROUTE_LATER = 4    /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
+    ROUTE_LATER = 4,   /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
+    ROUTE_GENERATES = 8, /* refused while --ready-after-update waits */
+    ROUTE_BYTES = 16   /* the body may be bytes that are no JSON, up to max_weight_body: body.c */
 };
 
 struct route {
@@ -134,6 +135,7 @@ void put_real(struct buf *b, double d);               /* never NaN or inf */
 void reply_error(struct xchg *x, int status, const char *message);
 void reply_err(struct xchg *x, const struct err *e);
 void reply_text(struct xchg *x, int status, const char *type, const char *text);
+void put_spans(struct buf *b, const struct request *r); /* [[version, tokens], ...] */
 void put_error(struct buf *b, int status, const char *message);
 void put_id(char *out, size_t n, const char *prefix);
 
@@ -185,6 +187,7 @@ void api_chat(struct xchg *x, const json_t *b);
 void api_models(struct xchg *x, const json_t *b);
 void api_model(struct xchg *x, const json_t *b);
 /* api_info.c */
+bool waiting_for_update(struct server *s); /* --ready-after-update, and none has succeeded */
 void api_health(struct xchg *x, const json_t *b);
 void api_model_info(struct xchg *x, const json_t *b);
 void api_server_info(struct xchg *x, const json_t *b);
@@ -192,6 +195,12 @@ void api_weight_version(struct xchg *x, const json_t *b);
 void api_loads(struct xchg *x, const json_t *b);
 void api_get_load(struct xchg *x, const json_t *b);
 /* api_control.c */
+/* Fields of every update that say what it does with requests in flight, and refuse_older_version. */
+err_t api_in_flight(struct xchg *x, const json_t *b, struct update_options *o, struct err *e) MUST_USE;
+const char *api_pause_name(enum pause_mode m); /* NULL: not paused */
+void api_pause(struct xchg *x, const json_t *b);
+void api_continue(struct xchg *x, const json_t *b);
+void api_update_weight_version(struct xchg *x, const json_t *b);
 void api_flush(struct xchg *x, const json_t *b);
 void api_abort_request(struct xchg *x, const json_t *b);
 /* api_tensor.c */

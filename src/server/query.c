@@ -10,6 +10,7 @@ static const struct {
 } typed[] = {
     {"flush_cache", FLAG},       {"abort_all_requests", FLAG}, {"allow_quant_error", FLAG},
     {"truncate_size", NUMBER},   {"restart", FLAG},            {"refuse_older_version", FLAG},
+    {"drain_timeout", NUMBER},
 };
 
 static json_t *flag(const char *v)

@@ -32,6 +32,18 @@ void put_real(struct buf *b, double d)
     else buf_puts(b, isnan(d) ? "null" : d < 0 ? "-3e38" : "3e38");
 }
 
+void put_spans(struct buf *b, const struct request *r)
+{
+    buf_putc(b, '[');
+    for (int32_t i = 0; i < r->n_spans; i++) {
+        const struct version_span *v = &r->spans[i];
+        buf_puts(b, i ? ",[" : "[");
+        put_str(b, v->version, strlen(v->version));
+        buf_printf(b, ",%d]", v->n);
+    }
+    buf_putc(b, ']');
+}
+
 void put_error(struct buf *b, int status, const char *message)
 {
     const char *type = status == 401 ? "Unauthorized" : status < 500 ? "BadRequestError"

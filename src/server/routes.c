@@ -31,6 +31,9 @@ static const struct route routes[] = {
     {"/v1/models/", M_GET, RUN_INLINE, 0, api_model},
     {"/flush_cache", M_GET | M_POST, RUN_THREAD, 0, api_flush},
     {"/abort_request", M_POST, RUN_WORKER, 0, api_abort_request},
+    {"/pause_generation", M_POST, RUN_THREAD, 0, api_pause},
+    {"/continue_generation", M_POST, RUN_THREAD, 0, api_continue},
+    {"/update_weight_version", M_POST, RUN_THREAD, 0, api_update_weight_version},
     {"/update_weights_from_disk", M_POST, RUN_THREAD, 0, api_update_from_disk},
     {"/update_weights_from_tensor", M_POST, RUN_THREAD, ROUTE_BYTES, api_update_from_tensor},
     {"/begin_weight_update", M_POST, RUN_WORKER, 0, api_begin_update},
@@ -48,9 +51,9 @@ static const struct route routes[] = {
     {"/commit_weights", M_POST, RUN_THREAD, 0, api_commit_weights},
     {"/discard_staged_weights", M_POST, RUN_THREAD, 0, api_discard_weights},
     {"/weight_update_status", M_GET, RUN_INLINE, 0, api_update_status},
-    {"/generate", M_POST | M_PUT, RUN_WORKER, ROUTE_LATER, api_generate},
-    {"/v1/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER, api_completions},
-    {"/v1/chat/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER, api_chat},
+    {"/generate", M_POST | M_PUT, RUN_WORKER, ROUTE_LATER | ROUTE_GENERATES, api_generate},
+    {"/v1/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_completions},
+    {"/v1/chat/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_chat},
 };
 
 const struct route *route_find(const char *path)

@@ -37,6 +37,9 @@ struct server_options {
     const char *api_key;        /* NULL: none asked */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
     int max_running;            /* told in /server_info only */
+    enum in_flight update_in_flight; /* of updates that do not say */
+    double update_drain_s;      /* the same; 0: no limit */
+    bool ready_after_update;    /* generation and health answer 503 until an update has succeeded */
 };
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e) MUST_USE;

@@ -174,6 +174,79 @@ def test_sessions():
             refused(s.post("/begin_weight_update", {"selector": "draft"}), "selector")
 
 
+def test_session_at_continue():
+    """Buckets that nobody ended commit when generation goes on, or are refused there; discard drops them."""
+    for base in formats():
+        have = read(base)
+        change = chosen(have)
+        with Server(base) as s:
+            before = signature(s)
+            must(send(s, change))
+            want = signature(s)
+            must(send(s, {k: have[k] for k in change}))
+            assert s.post("/pause_generation", {"mode": "retract"})[0] == 200
+            must(s.post("/begin_weight_update", {}))
+            for k in change:
+                must(send(s, {k: change[k]}, "?weight_version=9&flush_cache=false"))
+            assert s.get("/weight_update_status")[1]["state"] == "session"
+            assert must(s.post("/update_weight_version", {"new_version": "8", "abort_all_requests": False}))
+            assert s.post("/continue_generation", {})[0] == 200
+            assert signature(s) == want and s.get("/model_info")[1]["weight_version"] == "9"
+            status = s.get("/weight_update_status")[1]
+            assert status["state"] == "idle" and status["updates"][0]["source"] == "tensors", status
+            assert status["updates"][0]["outcome"] == "committed" and status["updates"][0]["version"] == "9"
+            # what cannot be used: the old weights stay, nothing goes on, and the next call does
+            assert s.post("/pause_generation", {"mode": "retract"})[0] == 200
+            must(s.post("/begin_weight_update", {}))
+            bad = {k: t for k, t in have.items() if k == Q + ".weight"}
+            if base == EARLY:
+                bad = {"model.x.weight": bad[Q + ".weight"]}
+            must(send(s, bad))
+            status, r = s.post("/continue_generation", {})
+            assert status == 400 and ("missing: " + Q if base != EARLY else "model.x.weight") in r["message"], r
+            assert s.loads()["paused"] == "retract"
+            assert s.post("/continue_generation", {})[0] == 200
+            assert signature(s) == want
+            must(s.post("/begin_weight_update", {}))
+            must(send(s, bad))
+            must(s.post("/discard_staged_weights", {}))
+            refused(s.post("/discard_staged_weights", {}), "staged")
+            must(s.post("/begin_weight_update", {}))
+            assert s.post("/continue_generation", {})[0] == 200  # without tensors it is dropped
+            refused(s.post("/end_weight_update", {}), "no session")
+            must(s.post("/stage_weights_from_disk", {"model_path": base}))
+            refused(send(s, change), "is staged")
+            refused(s.post("/begin_weight_update", {}), "is staged")
+            must(s.post("/commit_weights", {}))
+            assert signature(s) == before
+            must(s.post("/begin_weight_update", {}))  # and a stop need not wait for it
+        if SLOW:
+            break
+
+
+def test_in_place():
+    """Without memory for a second generation a partial update is written over the resident one."""
+    for base in formats():
+        have = read(base)
+        change = chosen(have)
+        with Server(base) as s:
+            before = signature(s)
+            must(send(s, change))
+            want, sums = signature(s), must(s.post("/weights_checker", {}))
+        with Server(base, "--update-staging", "off") as s:
+            must(send(s, change))
+            assert signature(s) == want and must(s.post("/weights_checker", {})) == sums
+            refused(send(s, {"model.norm.weight": change["model.layers.2.input_layernorm.weight"][:2] + (b"\xff\x7f" * 256,)}), "model.norm")
+            refused(s.post("/weights_checker", {"action": "reset_tensors"}), "--update-staging")
+            must(s.post("/begin_weight_update", {}))
+            for k in change:
+                must(send(s, {k: have[k]}))
+            must(s.post("/end_weight_update", {}))
+            assert signature(s) == before
+        if SLOW:
+            break
+
+
 def test_refusals():
     have = read(EARLY)
     norm = "model.norm.weight"
@@ -416,7 +489,7 @@ def rss(s):
 
 def fill_cache(s):
     """Prompts that leave their KV in the prefix cache."""
-    for i in range(5):
+    for i in range(2):
         s.generate([(i * 131 + j * 7) % 2000 for j in range(1300)], 1, logprobs=False)
 
 
@@ -434,7 +507,7 @@ def test_release_and_resume():
             status, r = s.post("/release_memory_occupation", ask)
             assert status == 400 and says in r["message"], r
         fill_cache(s)
-        assert s.get("/server_info")[1]["kv_pages_cached"] >= 400
+        assert s.get("/server_info")[1]["kv_pages_cached"] >= 160
         full = rss(s)
         got = []
         t = threading.Thread(target=lambda: got.append(s.generate([5, 6, 7], 200, ignore_eos=True)))
@@ -445,7 +518,7 @@ def test_release_and_resume():
         assert status == 400 and "requests hold KV" in r["message"], r
         t.join()
         assert len(got[0]["output_ids"]) == 200
-        kv_bytes = 400 * 16 * 3 * 2 * 2 * 128 * 2  # pages, tokens, layers, K and V, heads, dimensions, BF16
+        kv_bytes = 160 * 16 * 3 * 2 * 2 * 128 * 2  # pages, tokens, layers, K and V, heads, dimensions, BF16
         assert s.post("/release_memory_occupation", {"tags": ["kv_cache"]})[1] is None
         assert full - rss(s) > (0 if SLOW else kv_bytes), (full, rss(s), kv_bytes)
         status, r = s.get("/health")
@@ -479,7 +552,26 @@ def test_release_and_resume():
         assert s.post("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}})[0] == 503
         must(s.post("/update_weights_from_disk", {"model_path": EARLY}))
         assert s.get("/health")[0] == 200 and signature(s) == before
-        s.post("/release_memory_occupation", {})  # and it ends in an orderly way
+        # paused with everything retracted, it may be released; what waits goes on afterwards
+        whole = s.generate([5, 6, 7], 400, ignore_eos=True)["output_ids"]
+        got = []
+        t = threading.Thread(target=lambda: got.append(s.generate([5, 6, 7], 400, ignore_eos=True)))
+        t.start()
+        while s.loads()["num_running_reqs"] == 0 and t.is_alive():
+            pass
+        assert s.post("/pause_generation", {"mode": "in_place"})[0] == 200
+        held = s.loads()["num_running_reqs"] > 0
+        status, r = s.post("/release_memory_occupation", {})
+        assert (status == 400 and "requests hold KV" in r["message"]) or not held, r
+        assert s.post("/pause_generation", {"mode": "retract"})[0] == 200
+        assert s.post("/release_memory_occupation", {})[0] == 200
+        assert s.post("/continue_generation", {})[0] == 200  # it waits for the memory
+        assert s.post("/resume_memory_occupation", {})[0] == 200
+        must(s.post("/update_weights_from_disk", {"model_path": EARLY}))
+        t.join()
+        assert got[0]["output_ids"] == whole and (got[0]["meta_info"]["num_retractions"] > 0 or not held)
+        assert held, "the request ended before the pause"
+        assert s.post("/release_memory_occupation", {})[0] == 200  # and it ends in an orderly way
 
 
 def test_backup_of_weights():

@@ -323,7 +323,7 @@ static void test_prefix_hits(void **state)
         memcpy(c->prompt, b->prompt, (size_t)rows[i].second * sizeof(int32_t));
         if (rows[i].key[0]) a->extra_key = mem_dup(rows[i].key[0]);
         if (rows[i].key[1]) b->extra_key = mem_dup(rows[i].key[1]);
-        assert_int_equal(engine_flush(g.e, &err), OK);
+        assert_int_equal(engine_flush(g.e, 0, &err), OK);
         run_one(g.e, a);
         run_one(g.e, b);
         run_one(cold.e, c);

@@ -48,7 +48,7 @@ static void fault_sweep(struct engine_options o, int n_at_once)
         bool in[4] = {0};
         for (int i = 0; i < n_at_once; i++)
             r[i] = rich(i);
-        assert_int_equal(engine_flush(g.e, &err), OK);
+        assert_int_equal(engine_flush(g.e, 0, &err), OK);
         (void)mem_fault_at(n);
         for (int i = 0; i < n_at_once; i++) {
             err_t rc = engine_submit(g.e, r[i], &err);
