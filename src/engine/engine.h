@@ -145,7 +145,8 @@ err_t engine_update_tensors(struct engine *e, void *bytes, size_t n, const struc
                             struct update_result *res, struct err *err) MUST_USE;
 /* In a session: begin, any number of adds, end, which is stage, prepare and commit of all of it or of nothing;
  * either way the session is over then.  While one is open every other update is refused; a second begin is
- * too, unless `restart` drops the first.  An add that is refused leaves the session as it was. */
+ * too, unless `restart` drops the first.  An add that is refused leaves the session as it was;
+ * adds at the same time take their turns. */
 err_t engine_session_begin(struct engine *e, bool restart, struct err *err) MUST_USE;
 bool engine_session_open(struct engine *e);
 /* Takes `bytes`, whatever comes of it.  Of the options the label and `IN_FLIGHT_ABORT` are kept for the end, where

@@ -176,7 +176,7 @@ static inline bool memory_held(const struct engine *e)
 err_t memory_refuse(const struct engine *e, struct err *err);
 /* session.c */
 void session_free(struct session *s);
-struct session *session_detach(struct engine *e); /* lock held; NULL: none, or a call adds to it */
+struct session *session_detach(struct engine *e); /* lock held, which it may give up meanwhile; NULL: none */
 /* watchdog.c */
 void *watchdog_main(void *arg);
 

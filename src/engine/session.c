@@ -72,9 +72,14 @@ static err_t no_session(struct err *err)
     return err_set(err, ERR_STATE, "no session is open: call /begin_weight_update");
 }
 
-static err_t busy_session(struct err *err)
+/* Lock held: until no call adds to the session.  An add is short. */
+static void wait_adds(struct engine *e)
 {
-    return err_set(err, ERR_STATE, "another call adds tensors to the session");
+    e->blocking++;
+    while (e->session && e->session->busy)
+        pthread_cond_wait(&e->answer, &e->lock);
+    e->blocking--;
+    pthread_cond_broadcast(&e->answer);
 }
 
 /* Lock held: may a session begin now? */
@@ -84,7 +89,6 @@ static err_t check_begin(const struct engine *e, bool restart, struct err *err)
     if (e->released & MEMORY_WEIGHTS) return memory_refuse(e, err);
     if (e->updates.state == UPDATE_IDLE) return OK;
     if (!e->session) return updates_refuse(e, err);
-    if (e->session->busy) return busy_session(err);
     if (restart) return OK;
     return err_set(err, ERR_STATE, "a session is open already, with %zu tensors: end it, discard it, or send "
                    "\"restart\": true", e->session->b.n_tensors);
@@ -95,6 +99,7 @@ err_t engine_session_begin(struct engine *e, bool restart, struct err *err)
     struct session *s = mem_try(sizeof *s), *old = NULL;
     if (!s) return err_set(err, ERR_NOMEM, "no memory for a session");
     pthread_mutex_lock(&e->lock);
+    wait_adds(e);
     err_t rc = check_begin(e, restart, err);
     if (rc == OK) {
         old = e->session;
@@ -119,8 +124,9 @@ static err_t session_enter(struct engine *e, struct session **out, struct err *e
 {
     err_t rc = OK;
     pthread_mutex_lock(&e->lock);
-    if (!e->session) rc = no_session(err);
-    else if (e->session->busy) rc = busy_session(err);
+    wait_adds(e);
+    if (e->stopping) rc = err_set(err, ERR_STATE, "the engine is stopping");
+    else if (!e->session) rc = no_session(err);
     else {
         *out = e->session;
         e->session->busy = true;
@@ -164,8 +170,9 @@ err_t engine_session_add(struct engine *e, void *bytes, size_t n, const struct u
 
 struct session *session_detach(struct engine *e)
 {
+    wait_adds(e);
     struct session *s = e->session;
-    if (!s || s->busy) return NULL;
+    if (!s) return NULL;
     e->session = NULL;
     updates_enter(e, UPDATE_IDLE);
     return s;
@@ -177,8 +184,7 @@ static err_t session_take(struct engine *e, struct session **out, struct err *er
     err_t rc = OK;
     pthread_mutex_lock(&e->lock);
     if (e->stopping) rc = err_set(err, ERR_STATE, "the engine is stopping");
-    else if (!e->session) rc = no_session(err);
-    else if (!(*out = session_detach(e))) rc = busy_session(err);
+    else if (!(*out = session_detach(e))) rc = no_session(err);
     else {
         updates_enter(e, UPDATE_STAGING);
         atomic_store(&e->updates.progress.cancel, false);
@@ -209,8 +215,9 @@ err_t engine_session_end_at_continue(struct engine *e, const struct update_optio
 {
     struct session *empty = NULL;
     pthread_mutex_lock(&e->lock);
+    wait_adds(e);
     bool open = e->session != NULL;
-    if (open && !e->session->busy && e->session->b.n == 0) empty = session_detach(e);
+    if (open && e->session->b.n == 0) empty = session_detach(e);
     pthread_mutex_unlock(&e->lock);
     session_free(empty);
     return open && !empty ? engine_session_end(e, o, res, err) : OK;

@@ -154,6 +154,13 @@ def test_sessions():
                 must(send(s, {k: change[k]}, "?weight_version=s1&flush_cache=false"))
             refused(send(s, {k: change[k]}), k, "twice")
             assert signature(s) == before and s.get("/model_info")[1]["weight_version"] == "default"
+            more = [k for k in have if re.match(r"model\.layers\.2\.mlp\.experts\.[0-3]\.", k)]
+            ts = [threading.Thread(target=send, args=(s, {k: have[k]})) for k in more]
+            for t in ts:
+                t.start()
+            for t in ts:
+                t.join()
+            assert sum("twice" in send(s, {k: have[k]})[1]["message"] for k in more) == len(more)
             assert must(s.post("/end_weight_update", {}))["epoch"] == 4
             assert signature(s) == want and s.get("/model_info")[1]["weight_version"] == "s1"
             # the end names what is missing, the weights stay, and the session is over
@@ -311,6 +318,10 @@ def test_hand_over():
         must(s.post(TENSOR, {"file_path": f}))
         assert signature(s) == before
         refused(s.post(TENSOR, {"file_path": root}), "regular")
+        # a large body lies in memory once
+        peak, size = memory_peak(s), 96 << 20
+        refused(s.post(TENSOR, pack({"x": ("U8", [size], bytes(size))}), headers=BYTES), "a whole update has at most")
+        assert SLOW or memory_peak(s) - peak < 1.2 * size, memory_peak(s) - peak
         os.mkfifo(os.path.join(root, "fifo"))
         refused(s.post(TENSOR, {"file_path": os.path.join(root, "fifo")}), "regular")
         open(f, "wb").write(whole)
@@ -485,6 +496,10 @@ def rss(s):
     """Bytes of this process alone: without the program's own pages."""
     text = open(f"/proc/{s.proc.pid}/status").read()
     return int(re.search(r"RssAnon:\s+(\d+)", text).group(1)) << 10
+
+
+def memory_peak(s):
+    return int(re.search(r"VmHWM:\s+(\d+)", open(f"/proc/{s.proc.pid}/status").read()).group(1)) << 10
 
 
 def fill_cache(s):

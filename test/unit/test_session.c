@@ -340,6 +340,97 @@ static void quantized_while_staged(void **state)
     pair_close(&p);
 }
 
+/* Without a second generation: the same bytes, and a refused update touches none. */
+static void in_place(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        struct pair p, q;
+        struct err e = {0};
+        struct update *u = NULL;
+        struct update_progress progress = {0};
+        const struct stage_options o = {.n_threads = 2};
+        struct buckets b = {0}, weights = {0};
+        pair_open(&p, spell_of((format_t)f));
+        pair_open(&q, spell_of((format_t)f));
+        uint64_t h = store_hash(p.s);
+        add(&b, &p, keep_layer1);
+        if (update_buckets(q.s, &b, &e) != OK) fail_msg("%s", e.msg);
+        if (f != FORMAT_BF16) {
+            add(&weights, &p, keep_weights);
+            assert_int_equal(update_begin_in_place(&u, p.s, &e), OK);
+            assert_int_equal(update_stage_part(u, weights.files, weights.n, &o, &progress, &e), ERR_INPUT);
+            update_free(u);
+            assert_true(store_hash(p.s) == h && !store_lost(p.s));
+            buckets_release(&weights);
+        }
+        assert_int_equal(update_begin_in_place(&u, p.s, &e), OK);
+        if (update_stage_part(u, b.files, b.n, &o, &progress, &e) != OK) fail_msg("%s", e.msg);
+        assert_int_equal(update_prepare(u, &e), OK);
+        for (size_t i = 0; i < store_slots(p.s); i++) /* of what is given and of what is kept */
+            if (store_spec(p.s, i)->shape.kind == RESIDENT_MATRIX && store_spec(p.s, i)->shape.format != FORMAT_BF16) {
+                float now, then = update_input_scale(u, i);
+                store_get(q.s, &now, i, PART_INPUT, 0, 1);
+                assert_true(now == then || (now != now && then != then));
+            }
+        assert_true(store_hash(p.s) == h);
+        assert_int_equal(update_overwrite(u, 2, &progress, &e), OK);
+        update_free(u);
+        assert_true(store_hash(p.s) == store_hash(q.s) && !store_lost(p.s));
+        buckets_release(&b);
+        pair_close(&p);
+        pair_close(&q);
+    }
+}
+
+/* Where both ways round fit only the layer's other fused tensor tells. */
+static bool keep_gate_up(const char *name)
+{
+    return strstr(name, "layers.1.mlp.experts.gate_up") != NULL;
+}
+
+static bool keep_experts(const char *name)
+{
+    return strstr(name, "layers.1.mlp.experts") != NULL;
+}
+
+static void square_fused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_SPELLS; i++) {
+        if (strcmp(spells[i].name, "bf16 fused") && strcmp(spells[i].name, "bf16 transposed")) continue;
+        struct tiny t;
+        struct st_draft d = {0};
+        struct store *s = NULL;
+        struct config c;
+        struct err e = {0};
+        struct buckets part = {0}, both = {0};
+        char dir[] = "/tmp/moult-s-XXXXXX";
+        size_t n;
+        assert_non_null(mkdtemp(dir));
+        tiny_new(&t, FORMAT_BF16, 128, 64); /* 2I = H */
+        tiny_write(&t, dir, &spells[i], NULL);
+        if (folder_store(&s, &c, dir, FORMAT_COUNT, &e) != OK) fail_msg("%s", e.msg);
+        uint64_t h = store_hash(s);
+        tiny_tensors(&d, &t, &spells[i]);
+        void *bytes = part_of(&d, keep_gate_up, &n);
+        assert_int_equal(buckets_add(&part, bytes, n, UINT64_MAX, &e), OK);
+        assert_int_equal(update_buckets(s, &part, &e), ERR_INPUT);
+        assert_non_null(strstr(e.msg, "fits both ways round"));
+        bytes = part_of(&d, keep_experts, &n);
+        assert_int_equal(buckets_add(&both, bytes, n, UINT64_MAX, &e), OK);
+        if (update_buckets(s, &both, &e) != OK) fail_msg("%s", e.msg);
+        assert_true(store_hash(s) == h); /* the same weights, the right way round */
+        buckets_release(&part);
+        buckets_release(&both);
+        buf_release(&d.header);
+        buf_release(&d.data);
+        store_free(s);
+        tiny_free(&t);
+        dir_drop(dir);
+    }
+}
+
 /* Released weights: kept, or lost until a whole update. */
 static void release_and_resume(void **state)
 {
@@ -378,6 +469,7 @@ int main(void)
         cmocka_unit_test(partial_updates),  cmocka_unit_test(companions),
         cmocka_unit_test(buckets_refuse),   cmocka_unit_test(every_allocation),
         cmocka_unit_test(quantized_while_staged), cmocka_unit_test(release_and_resume),
+        cmocka_unit_test(in_place),         cmocka_unit_test(square_fused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
