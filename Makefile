@@ -84,7 +84,7 @@ $(OUT)/obj/cuda-modules.o: build/cuda/modules.S
 
 # The library: formats, kernels and the MoE operator, position-independent; only moult_* is exported.
 LIBMOE  := $(wildcard src/format/*.c src/backend/*.c src/backend/cpu/*.c) \
-           src/base/err.c src/base/mem.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c)
+           src/base/err.c src/base/mem.c src/base/pages.c src/base/file.c src/base/buf.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c)
 PICOBJ  := $(LIBMOE:src/%.c=$(OUT)/pic/%.o)
 $(OUT)/pic/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
 $(OUT)/pic/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma

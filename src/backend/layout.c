@@ -59,13 +59,34 @@ struct rows {
     size_t r, n_rows, row_bytes, rec, n_units;
 };
 
-#define INLINE static inline __attribute__((always_inline))
+#define LINE_BYTES ((size_t)64)
+#define INLINE     static inline __attribute__((always_inline))
+
+/* Whole records, a cache line of each row at a time. */
+INLINE void records_put(unit_put_fn *put, size_t unit_bytes, size_t step, uint8_t *panel,
+                        const struct rows *w, const uint8_t *canon, size_t n_records)
+{
+    size_t at_once = LINE_BYTES / (step * w->n_units);
+    if (at_once == 0) at_once = 1;
+    for (size_t first = 0, n; first < n_records; first += n) {
+        n = n_records - first < at_once ? n_records - first : at_once;
+        for (size_t i = 0; i < w->n_rows; i++) {
+            const uint8_t *from = canon + i * w->row_bytes + first * w->n_units * step;
+            for (size_t rec = first; rec < first + n; rec++)
+                for (size_t k = 0; k < w->n_units; k++, from += step)
+                    put(panel + rec * w->rec + k * unit_bytes, w->r + i, from, step);
+        }
+    }
+}
 
 INLINE void rows_put(unit_put_fn *put, size_t unit_bytes, size_t step, uint8_t *panel,
                      const struct rows *w, const uint8_t *canon)
 {
     static const uint8_t zeros[4];
-    for (size_t at = 0; at < w->row_bytes; panel += w->rec)
+    size_t whole = w->row_bytes / (step * w->n_units);
+    records_put(put, unit_bytes, step, panel, w, canon, whole);
+    panel += whole * w->rec;
+    for (size_t at = whole * w->n_units * step; at < w->row_bytes; panel += w->rec)
         for (size_t k = 0; k < w->n_units; k++, at += step) {
             bool in = at < w->row_bytes;
             size_t left = in ? w->row_bytes - at : step;

@@ -4,7 +4,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 static atomic_long fault_in; /* 0: off; n: the n-th mem_try fails */
 
@@ -13,7 +12,7 @@ long mem_fault_at(long n)
     return atomic_exchange(&fault_in, n);
 }
 
-static bool fault_now(void)
+bool mem_fault_now(void)
 {
     long n = atomic_load(&fault_in);
     if (n <= 0) return false;
@@ -38,7 +37,7 @@ void *mem_alloc(size_t bytes)
 
 void *mem_try(size_t bytes)
 {
-    return fault_now() ? NULL : aligned_zero(bytes);
+    return mem_fault_now() ? NULL : aligned_zero(bytes);
 }
 
 void *mem_try_array(size_t n, size_t elem_bytes)
@@ -49,7 +48,7 @@ void *mem_try_array(size_t n, size_t elem_bytes)
 
 void *mem_retry(void *p, size_t old_bytes, size_t new_bytes)
 {
-    if (fault_now() || new_bytes > PTRDIFF_MAX - 64) return NULL;
+    if (mem_fault_now() || new_bytes > PTRDIFF_MAX - 64) return NULL;
     void *q = aligned_alloc(64, (new_bytes + 64) / 64 * 64);
     if (!q) return NULL;
     if (p) memcpy(q, p, old_bytes < new_bytes ? old_bytes : new_bytes);
@@ -71,23 +70,6 @@ char *mem_dup(const char *s)
     char *p = mem_alloc(n + 1);
     memcpy(p, s, n);
     return p;
-}
-
-void *mem_map(size_t bytes)
-{
-    if (fault_now() || bytes > PTRDIFF_MAX - 64) return NULL;
-    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return p == MAP_FAILED ? NULL : p;
-}
-
-void mem_drop(void *p, size_t bytes)
-{
-    CHECK(madvise(p, bytes ? bytes : 1, MADV_DONTNEED) == 0);
-}
-
-void mem_unmap(void *p, size_t bytes)
-{
-    if (p) CHECK(munmap(p, bytes ? bytes : 1) == 0);
 }
 
 void mem_free(void *p)

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/pages.h"
 #include "cli/formats.h"
 #include "cli/load_device.h"
 #include "weight/dummy.h"
@@ -17,44 +18,6 @@
 
 #define KV_DEFAULT_MAX  ((size_t)8 << 30)
 #define STEP_TOKENS_MAX 8192
-
-/* A number of bytes from a file that holds only it ("max" or absent: SIZE_MAX). */
-static size_t number_in(const char *path)
-{
-    struct buf b = {0};
-    size_t n = SIZE_MAX;
-    if (file_read(&b, path, 4096, NULL) != OK) return n;
-    char *end;
-    unsigned long long v = strtoull(b.data, &end, 10);
-    if (end != b.data) n = v;
-    buf_release(&b);
-    return n;
-}
-
-static size_t meminfo(const char *field)
-{
-    struct buf b = {0};
-    size_t kib = 0;
-    if (file_read(&b, "/proc/meminfo", 1 << 16, NULL) != OK) return 0;
-    const char *at = strstr(b.data, field);
-    if (at) kib = strtoull(at + strlen(field), NULL, 10);
-    buf_release(&b);
-    return kib << 10;
-}
-
-/* Memory that this process may still take, and all it could ever have (a control group counts). */
-static void memory(size_t *available, size_t *total)
-{
-    *available = meminfo("MemAvailable:");
-    *total = meminfo("MemTotal:");
-    size_t limit = number_in("/sys/fs/cgroup/memory.max");
-    size_t used = number_in("/sys/fs/cgroup/memory.current");
-    if (limit < *total) *total = limit;
-    if (limit != SIZE_MAX && used != SIZE_MAX) {
-        size_t left = limit > used ? limit - used : 0;
-        if (left < *available) *available = left;
-    }
-}
 
 static size_t min_size(size_t a, size_t b)
 {
@@ -137,7 +100,7 @@ static err_t plan_staging(struct loaded *l, const struct load_options *o, struct
 static err_t plan_kv(struct loaded *l, const struct load_options *o, struct err *e)
 {
     size_t total, per_seq, all;
-    memory(&l->available, &total);
+    pages_left(&l->available, &total);
     l->page_bytes = model_kv_page_bytes(&l->config, o->kv);
     per_seq = ((size_t)l->context_len + KV_PAGE - 1) / KV_PAGE + 1;
     if (!mul_size(&all, per_seq, (size_t)o->max_running)) all = INT32_MAX;

@@ -157,7 +157,8 @@ static void *stage_main(void *arg)
 /* A thread of its own may be nice, and so are those that it starts. */
 static void *stage_nicely(void *arg)
 {
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LOADER_NICE);
+    const id_t me = (id_t)gettid();
+    (void)setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + LOADER_NICE);
     return stage_main(arg);
 }
 

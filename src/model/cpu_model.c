@@ -1,4 +1,5 @@
 #include "base/mem.h"
+#include "base/pages.h"
 #include "model/forward.h"
 #include "model/rope.h"
 #include <math.h>
@@ -161,7 +162,7 @@ static err_t cpu_kv_release(struct model *base, struct err *e)
 {
     struct cpu_model *m = (struct cpu_model *)base;
     (void)e;
-    mem_drop(m->kv, kv_bytes(m));
+    pages_drop(m->kv, kv_bytes(m));
     return OK;
 }
 
@@ -207,7 +208,7 @@ static bool get_kv(struct cpu_model *m)
 {
     size_t bytes;
     if (!mul_size(&bytes, (size_t)m->n_pages, model_kv_page_bytes(&m->c, m->kv_type))) return false;
-    m->kv = mem_map(bytes);
+    m->kv = pages_reserve(bytes);
     return m->kv != NULL;
 }
 
@@ -233,7 +234,7 @@ static void cpu_free(struct model *base)
     void *all[] = {m->cos, m->sin,   m->x,         m->a,      m->q,       m->o,
                    m->k,   m->v,     m->y,         m->router, m->packed,  m->h,
                    m->act_a, m->act_scale, m->logits, m->scratch, m->scratch_ids};
-    if (m->kv) mem_unmap(m->kv, kv_bytes(m));
+    if (m->kv) pages_release(m->kv, kv_bytes(m));
     moe_op_free(m->moe);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         mem_free(all[i]);

@@ -38,7 +38,7 @@ static void fill(uint8_t *to, size_t n, uint64_t keep, uint64_t set, uint64_t *s
 #define ALL16(h)  (0x0001000100010001u * (uint64_t)(h))
 
 /* Random elements of about size 1/4 .. 2 before their scales; see scale_of. */
-static void fill_data(uint8_t *to, format_t f, size_t n, size_t cols, uint64_t *s)
+void dummy_fill_data(uint8_t *to, format_t f, size_t n, size_t cols, uint64_t *s)
 {
     if (formats[f].elem == ELEM_E2M1) {
         fill(to, n, ~(uint64_t)0, 0, s);
@@ -52,14 +52,14 @@ static void fill_data(uint8_t *to, format_t f, size_t n, size_t cols, uint64_t *
 
 /* What brings random elements of a format to the size 1 / sqrt(cols): their rms is about 2.9 (E2M1)
  * or 0.8 (E4M3). */
-static float scale_of(format_t f, size_t cols)
+float dummy_scale(format_t f, size_t cols)
 {
     return (formats[f].elem == ELEM_E2M1 ? 0.35f : 1.2f) / sqrtf((float)cols);
 }
 
-static void fill_scale(uint8_t *to, format_t f, size_t bytes, size_t cols, uint64_t *s)
+void dummy_fill_scale(uint8_t *to, format_t f, size_t bytes, size_t cols, uint64_t *s)
 {
-    float want = scale_of(f, cols);
+    float want = dummy_scale(f, cols);
     if (formats[f].scale == SCALE_F32)
         for (size_t i = 0; i < bytes; i += sizeof want)
             memcpy(to + i, &want, sizeof want);
@@ -81,9 +81,9 @@ static bool put_part(struct work *w, size_t slot, part_t part, size_t rows, size
     for (size_t r0 = 0, n; r0 < rows; r0 += n) {
         n = rows - r0 < step ? rows - r0 : step;
         if (part == PART_DATA)
-            fill_data(room, r->format, n * row_bytes, (size_t)r->cols, s);
+            dummy_fill_data(room, r->format, n * row_bytes, (size_t)r->cols, s);
         else
-            fill_scale(room, r->format, n * row_bytes, (size_t)r->cols, s);
+            dummy_fill_scale(room, r->format, n * row_bytes, (size_t)r->cols, s);
         update_put(w->u, slot, part, r0, n, room);
         if (w->progress) atomic_fetch_add(&w->progress->bytes_done, n * row_bytes);
     }
@@ -101,7 +101,7 @@ static bool put_matrix(struct work *w, size_t slot, uint64_t *s)
         !put_part(w, slot, PART_SCALE, scales,
                   format_scale_cols(r->format, cols) * (size_t)formats[r->format].scale_bytes, s))
         return false;
-    float tensor = scale_of(r->format, cols), none = 0.0f;
+    float tensor = dummy_scale(r->format, cols), none = 0.0f;
     if (formats[r->format].tensor) update_put(w->u, slot, PART_TENSOR, 0, 1, &tensor);
     if (r->format != FORMAT_BF16) update_put(w->u, slot, PART_INPUT, 0, 1, &none);
     return true;

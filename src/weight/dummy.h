@@ -14,6 +14,11 @@
 
 err_t dummy_stage(struct update *u, uint64_t seed, int n_threads, struct update_progress *progress,
                   struct err *e) MUST_USE;
+/* Pieces of it, for who writes files: n bytes of elements, or of scales, of a matrix with so many
+ * columns, going on from the state *s; and its tensor scale. */
+void dummy_fill_data(uint8_t *to, format_t f, size_t n, size_t cols, uint64_t *s);
+void dummy_fill_scale(uint8_t *to, format_t f, size_t bytes, size_t cols, uint64_t *s);
+float dummy_scale(format_t f, size_t cols);
 /* Bytes of all parts of the slots, as a checkpoint would store them. */
 uint64_t dummy_bytes(const struct slot_spec *specs, size_t n);
 

@@ -1,6 +1,7 @@
 #include "weight/store.h"
 
 #include "base/mem.h"
+#include "base/pages.h"
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +91,7 @@ void store_free(struct store *s)
 {
     if (s == NULL) return;
     store_arena_free(s, s->arena);
-    mem_unmap(s->backup, s->bytes);
+    pages_release(s->backup, s->bytes);
     mem_free(s->specs);
     mem_free(s->offsets);
     mem_free(s->order);
@@ -225,7 +226,7 @@ err_t store_release(struct store *s, bool keep, struct err *e)
     const struct memory *m = &s->memory;
     CHECK(s->arena);
     if (keep && !s->lost) {
-        s->backup = mem_map(s->bytes);
+        s->backup = pages_try(s->bytes);
         if (s->backup == NULL)
             return err_set(e, ERR_NOMEM, "no memory to keep the weights in (%zu bytes)", s->bytes);
         m->ops->copy(m->ctx, s->backup, s->arena, s->bytes);
@@ -235,7 +236,7 @@ err_t store_release(struct store *s, bool keep, struct err *e)
     if (rc == OK) {
         s->lost = true;
     } else {
-        mem_unmap(s->backup, s->bytes);
+        pages_release(s->backup, s->bytes);
         s->backup = NULL;
     }
     return rc;
@@ -247,7 +248,7 @@ err_t store_resume(struct store *s, struct err *e)
     err_t rc = m->ops->resume(m->ctx, s->arena, s->bytes, e);
     if (rc != OK || s->backup == NULL) return rc;
     m->ops->copy(m->ctx, s->arena, s->backup, s->bytes);
-    mem_unmap(s->backup, s->bytes);
+    pages_release(s->backup, s->bytes);
     s->backup = NULL;
     s->lost = false;
     return m->ops->check(m->ctx, e);

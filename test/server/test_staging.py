@@ -5,11 +5,15 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 
-from harness import EARLY, FINAL, SLOW, Server, signature
+from harness import EARLY, FINAL, MOULT, SLOW, Server, signature
+
+sys.path.append("bench")
+import soak_update  # noqa: E402
 
 UPDATE, STAGE = "/update_weights_from_disk", "/stage_weights_from_disk"
 COMMIT, DISCARD, STATUS = "/commit_weights", "/discard_staged_weights", "/weight_update_status"
@@ -285,3 +289,82 @@ def test_warning():
                 os.remove(os.path.join(bare, f))
         code, r = s.post(UPDATE, {"model_path": bare})
         assert code == 200 and "warning" not in r, r
+
+
+def test_in_place():
+    """--update-staging off: equal to a fresh start; announced; a refusal changes nothing."""
+    with Server(FINAL) as fresh:
+        want = signature(fresh)
+    with tempfile.TemporaryDirectory() as root, Server(EARLY, "--update-staging", "off") as s:
+        text = s.text()
+        assert "updates: in place" in text and "updates are in place" in text, text
+        before = signature(s)
+        d = copy(root, "cut")
+        os.truncate(os.path.join(d, FILE), 5000000)
+        for bad in (d, os.path.join(root, "nowhere")):
+            assert s.post(UPDATE, {"model_path": bad})[0] == 400 and signature(s) == before
+        running = {}
+        t = threading.Thread(target=lambda: running.update(s.generate([5, 6, 7], 200, ignore_eos=True)))
+        t.start()
+        while not s.loads()["num_total_reqs"] and t.is_alive():
+            time.sleep(0.002)
+        code, r = s.post(UPDATE, {"model_path": FINAL, "weight_version": "2"})
+        t.join()
+        assert code == 200 and running["meta_info"]["weight_version"] == "default", (r, running["meta_info"])
+        assert signature(s) == want and s.get("/model_info")[1]["model_path"] == FINAL
+        assert s.post(STAGE, {"model_path": EARLY})[0] == 200 and signature(s) == want
+        assert s.post(COMMIT, {})[0] == 200 and signature(s) == before
+
+
+def test_no_valid_weights():
+    """In place, and the file changes between the two readings without a sign: 503 everywhere until an update succeeds."""
+    with tempfile.TemporaryDirectory() as root, Server(EARLY, "--update-staging", "off") as s:
+        before = signature(s)
+        d = copy(root, "m")
+        f = os.path.join(d, FILE)
+        assert s.post(STAGE, {"model_path": d})[0] == 200
+        st = os.stat(f)
+        with open(f, "r+b") as o:
+            o.seek(-20000, os.SEEK_END)
+            b = o.read(1)
+            o.seek(-20000, os.SEEK_END)
+            o.write(bytes([b[0] ^ 1]))
+        os.utime(f, ns=(st.st_atime_ns, st.st_mtime_ns))
+        code, r = s.post(COMMIT, {})
+        assert code == 400 and "not the bytes that were verified" in r["message"] and "no valid weights" in r["message"], r
+        assert status(s)["state"] == "no_valid_weights" and status(s)["valid_weights"] is False
+        for path in ("/health", "/health_generate"):
+            code, r = s.get(path)
+            assert code == 503 and r["status"] == "no valid weights", r
+        for path, body in (("/generate", {"input_ids": [5]}), ("/v1/completions", {"prompt": [5]})):
+            for stream in (False, True):
+                code, r = s.post(path, dict(body, stream=stream))
+                assert code == 503 and "no valid weights" in str(r), (path, code, r)
+        assert s.post(UPDATE, {"model_path": os.path.join(root, "nowhere")})[0] == 400
+        assert s.get("/health")[0] == 503 and status(s)["state"] == "no_valid_weights"
+        assert s.post(UPDATE, {"model_path": EARLY})[0] == 200
+        assert s.get("/health")[0] == 200 and status(s)["valid_weights"] is True and signature(s) == before
+
+
+def test_staging_flags():
+    """What this machine cannot do is refused by name at the start; the plan says what an update costs."""
+    for flags, says in ((["--update-staging", "device"], "host or off"), (["--update-staging", "x"], "auto|device|host|off"),
+                        (["--update-staging", "host", "--max-total-tokens", "1000000000"], "--update-staging host"),
+                        (["--update-loader-threads", "0"], "--update-loader-threads")):
+        p = subprocess.run([MOULT, "serve", "--model-path", EARLY, "--check", "--device", "cpu", *flags], capture_output=True, text=True,
+                           timeout=60)
+        assert p.returncode != 0 and says in p.stderr, (flags, p.stderr)
+    p = subprocess.run([MOULT, "serve", "--model-path", EARLY, "--check", "--device", "cpu"], capture_output=True, text=True, timeout=60)
+    assert p.returncode == 0 and "updates: staged in host memory, another 13.9 MB" in p.stderr, p.stderr
+    p = subprocess.run([MOULT, "serve", "--model-path", EARLY, "--check", "--device", "cpu", "--max-total-tokens", "1000000000"],
+                       capture_output=True, text=True, timeout=60)
+    assert p.returncode == 0 and "updates: in place" in p.stderr, p.stderr
+
+
+def test_soak():
+    """Updates under load, one in ten bad (bench/soak_update.py; 10,000 are in bench/results)."""
+    count = int(os.environ.get("MOULT_UPDATES", "10" if SLOW else "40"))
+    seen, answers = soak_update.run(count, seed=3, tell=lambda *a, **k: None)
+    assert min(answers) > 0, answers
+    assert max(x[2] for x in seen) - min(x[2] for x in seen) <= 8, seen  # connections that are open at the moment
+    assert SLOW or seen[-1][1] - seen[len(seen) // 2][1] < 16 << 10, seen

@@ -319,7 +319,7 @@ def test_hand_over():
         assert signature(s) == before
         refused(s.post(TENSOR, {"file_path": root}), "regular")
         # a large body lies in memory once
-        peak, size = memory_peak(s), 96 << 20
+        peak, size = memory_peak(s), 48 << 20
         refused(s.post(TENSOR, pack({"x": ("U8", [size], bytes(size))}), headers=BYTES), "a whole update has at most")
         assert SLOW or memory_peak(s) - peak < 1.2 * size, memory_peak(s) - peak
         os.mkfifo(os.path.join(root, "fifo"))
@@ -416,7 +416,7 @@ def test_read_back():
         with Server(base) as s:
             weights = [k for k in have if k.endswith(".weight")]
             seen = set()
-            for k in weights[:40:2] + weights[-3:] if SLOW else weights[::2] + weights[-3:]:
+            for k in weights[::16 if SLOW else 5] + [Q + ".weight", EXPERT + "up_proj.weight", "model.norm.weight"]:
                 status, raw = s.get("/get_weights_by_name?format=bytes&name=" + k, raw=True)
                 assert status == 200, raw
                 got = parse(raw)
@@ -427,7 +427,7 @@ def test_read_back():
                 seen |= got.keys()
                 if safetensors and "F8_E4M3" not in raw[:1000].decode("latin-1") and "BF16" not in raw[:1000].decode("latin-1"):
                     assert set(safetensors.numpy.load(raw)) == set(got)
-                if k in weights[::16]:
+                if k in weights[::40]:
                     must(s.post(TENSOR, raw, headers=BYTES))  # and they are what an update takes
             assert len(seen) >= 10
             status, raw = s.get("/get_weights_by_name", raw=True, body={"name": Q + ".weight"},
@@ -522,6 +522,9 @@ def test_release_and_resume():
             status, r = s.post("/release_memory_occupation", ask)
             assert status == 400 and says in r["message"], r
         fill_cache(s)
+        t = time.time()
+        while s.get("/server_info")[1]["kv_pages_cached"] < 160 and time.time() - t < 20:
+            time.sleep(0.02)  # told at the end of a turn
         assert s.get("/server_info")[1]["kv_pages_cached"] >= 160
         full = rss(s)
         got = []

@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/pages.h"
 #include "base/pool.h"
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -107,9 +108,32 @@ static void pool_runs_each_index_once(void **state)
     pool_free(p);
 }
 
+static void pages_come_and_go(void **state)
+{
+    (void)state;
+    size_t available, total, n = 5000001;
+    pages_left(&available, &total);
+    assert_true(available > 0 && available <= total && total < (size_t)1 << 50);
+    unsigned char *p = pages_try(n);
+    assert_non_null(p);
+    for (size_t i = 0; i < n; i += 997)
+        assert_int_equal(p[i], 0);
+    memset(p, 7, n);
+    pages_release(p, n);
+    pages_release(NULL, n);
+    assert_null(pages_try(total)); /* promised by the system, not there */
+    assert_null(pages_try(SIZE_MAX));
+    (void)mem_fault_at(1);
+    assert_null(pages_try(100));
+    p = pages_try(0);
+    assert_non_null(p);
+    pages_release(p, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pages_come_and_go),
         cmocka_unit_test(buf_grows_and_keeps_its_maximum),
         cmocka_unit_test(buf_survives_no_memory),
         cmocka_unit_test(sizes_are_checked),

@@ -1,6 +1,7 @@
 #include "backend/memory.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/pages.h"
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -18,13 +19,13 @@ static bool slot_bytes(size_t *out, const struct resident *r)
 static void *arena_alloc(void *ctx, size_t bytes)
 {
     (void)ctx;
-    return mem_map(bytes);
+    return pages_try(bytes);
 }
 
 static void arena_free(void *ctx, void *arena, size_t bytes)
 {
     (void)ctx;
-    mem_unmap(arena, bytes);
+    pages_release(arena, bytes);
 }
 
 static void put(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
@@ -71,7 +72,7 @@ static err_t release(void *ctx, void *arena, size_t bytes, struct err *e)
 {
     (void)ctx;
     (void)e;
-    mem_drop(arena, bytes);
+    pages_drop(arena, bytes);
     return OK;
 }
 
