@@ -43,19 +43,25 @@ void pages_left(size_t *available, size_t *total)
     }
 }
 
-void *pages_reserve(size_t bytes)
+static void *map(size_t bytes)
 {
-    if (mem_fault_now() || bytes > PTRDIFF_MAX) return NULL;
+    if (bytes > PTRDIFF_MAX) return NULL;
     void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                    -1, 0);
     return p == MAP_FAILED ? NULL : p;
 }
 
+void *pages_reserve(size_t bytes)
+{
+    return mem_fault_now() ? NULL : map(bytes);
+}
+
 void *pages_try(size_t bytes)
 {
     size_t available, total;
+    if (mem_fault_now()) return NULL;
     pages_left(&available, &total);
-    void *p = bytes <= available ? pages_reserve(bytes) : NULL;
+    void *p = bytes <= available ? map(bytes) : NULL;
     if (p) (void)madvise(p, bytes, MADV_HUGEPAGE);
     return p;
 }

@@ -250,6 +250,10 @@ int cmd_serve(int argc, char **argv)
         (void)err_set(&e, ERR_INPUT, "--model is required; see moult serve --help");
         got = OPTIONS_ERROR;
     }
+    if (got == OPTIONS_RUN && a.weights_backup && !a.memory_saver) {
+        (void)err_set(&e, ERR_INPUT, "--enable-weights-cpu-backup is for --enable-memory-saver, which is not given");
+        got = OPTIONS_ERROR;
+    }
     if (got == OPTIONS_RUN &&
         numerics_parse(&a.numerics, a.moe_backend, a.act_format, &text, &e) != OK)
         got = OPTIONS_ERROR;

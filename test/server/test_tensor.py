@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import struct
+import subprocess
 import tempfile
 import threading
 import time
 from multiprocessing import shared_memory
 
-from harness import EARLY, FINAL, SLOW, Server, signature
+from harness import EARLY, FINAL, MOULT, SLOW, Server, signature
 
 try:
     import safetensors
@@ -594,6 +595,8 @@ def test_release_and_resume():
 
 def test_backup_of_weights():
     """With a backup the weights come back by themselves, in every format."""
+    p = subprocess.run([MOULT, "serve", "--model-path", EARLY, "--enable-weights-cpu-backup"], capture_output=True, text=True)
+    assert p.returncode == 2 and "--enable-memory-saver" in p.stderr, p
     for base in formats():
         with Server(base, "--enable-memory-saver", "--enable-weights-cpu-backup", "--max-total-tokens", "8000") as s:
             before, sums = signature(s), must(s.post("/weights_checker", {}))

@@ -271,7 +271,7 @@ static void every_allocation(void **state)
     (void)state;
     struct pair p;
     struct err e = {0};
-    long at = 1;
+    long at = 1, benign = 0, named = 0;
     pair_open(&p, spell_of(FORMAT_NVFP4));
     uint64_t h = store_hash(p.s);
     for (;; at++) {
@@ -288,10 +288,19 @@ static void every_allocation(void **state)
             assert_int_equal(rc, OK);
             break;
         }
+        if (rc == OK) { /* it could do without: pages_left takes memory to look */
+            assert_int_equal(store_epoch(p.s), 2);
+            pair_close(&p);
+            pair_open(&p, spell_of(FORMAT_NVFP4));
+            h = store_hash(p.s);
+            benign++;
+            continue;
+        }
         assert_int_equal(rc, ERR_NOMEM);
         assert_true(store_hash(p.s) == h && store_epoch(p.s) == 1);
+        named++;
     }
-    assert_true(at > 10 && store_hash(p.s) != h);
+    assert_true(named > 10 && benign < named && store_hash(p.s) != h);
     pair_close(&p);
 }
 
