@@ -1,6 +1,6 @@
 """Updates beside streams, over HTTP: pause, total time, and what staging costs the streams.
 
-    bench/bench_update.py MODEL NEXT [--streams 64] [--updates 3] [server flags ...]
+    bench/bench_update.py MODEL NEXT [--streams 64] [--updates 3] [--in-flight continue] [server flags ...]
 
 MODEL is served, updated to NEXT and back.  Printed:
   gap       between two tokens of a stream: median and longest, without an update, while one is staged, and over its
@@ -106,8 +106,9 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("model")
     p.add_argument("next")
-    p.add_argument("--streams", type=int, default=64)
+    p.add_argument("--streams", type=int, default=64, help="0: only the measurement beside one stream")
     p.add_argument("--updates", type=int, default=3)
+    p.add_argument("--in-flight", default="continue", help="what the commit does with running requests")
     p.add_argument("--tokens", type=int, default=48)
     p.add_argument("--rest", type=float, default=3.0, help="seconds of streaming without an update")
     a, flags = p.parse_known_args()
@@ -145,6 +146,8 @@ def main():
         assert code == 200, r
         s.post("/discard_staged_weights", {})
         print(f"  staged beside nothing in {r['stage_s']:.3f} s, {r['stage_s'] / read_s:.2f} x reading")
+        if a.streams == 0:
+            return
         st = [Stream(s, i, a.tokens + i % 8) for i in range(a.streams)]
         for x in st:
             x.start()
@@ -161,7 +164,7 @@ def main():
             code, r = s.post("/stage_weights_from_disk", {"model_path": target})
             assert code == 200, r
             t2 = time.perf_counter()
-            code, c = s.post("/commit_weights", {})
+            code, c = s.post("/commit_weights", {"in_flight": a.in_flight})
             t3 = time.perf_counter()
             assert code == 200, c
             time.sleep(1.0)

@@ -339,7 +339,7 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .memory_saver = o->memory_saver,
         .weights_backup = o->weights_backup,
         .in_place = l->staging == STAGING_OFF,
-        .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads : l->device ? 0 : 1,
+        .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads : l->device ? 0 : 2,
         .loaders_yield = l->device == NULL,
         .compare = compare_folder,
         .compare_ctx = l,

@@ -77,7 +77,7 @@ static void relabel(struct engine *e, struct msg *m)
 {
     if (m->abort_all) engine_abort_where(e, NULL, NULL);
     if (strcmp(e->weight_version, m->label) != 0) {
-        e->version++;
+        e->labels++;
         pthread_mutex_lock(&e->lock);
         mem_free(e->weight_version);
         e->weight_version = mem_dup(m->label);

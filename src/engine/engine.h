@@ -84,7 +84,7 @@ struct engine_stats {
 };
 
 /* What a commit does with requests that run: lets them end; ends them; takes their KV, so that they run again
- * under the new weights from the ids they have; or lets them go on with the KV of the old ones.  (Those that wait are
+ * under the new weights from the ids they have; or lets them go on with the KV of the old ones (what is still at its prompt is retracted).  (Those that wait are
  * ended by ABORT alone.)  While paused DRAIN is CONTINUE, since nothing would end. */
 enum in_flight { IN_FLIGHT_DRAIN, IN_FLIGHT_ABORT, IN_FLIGHT_RETRACT, IN_FLIGHT_CONTINUE };
 

@@ -103,9 +103,8 @@ struct engine {
     bool lost;          /* weights were released and have not come back */
     struct msg *flush;  /* waits until nothing runs */
     enum pause_mode paused;
-    uint64_t version; /* of the spans: grows with every commit and every new label */
-    int64_t commits;
-    int64_t steps, output_tokens, prompt_tokens, finished, aborted;
+    uint64_t labels; /* how often the label has changed */
+    int64_t commits, steps, output_tokens, prompt_tokens, finished, aborted;
     int64_t window_began, window_tokens;
     double throughput;
     /* one step, [max_step_tokens] or [max_running] */
@@ -156,7 +155,7 @@ err_t updates_refuse(const struct engine *e, struct err *err);        /* lock he
 /* Stage and commit.  The state is STAGING, the caller's, who leaves it. */
 err_t updates_run(struct engine *e, const struct update_source *from, const struct update_options *o,
                   struct update_result *res, struct err *err) MUST_USE;
-void updates_commit(struct engine *e, struct msg *m); /* engine thread, nothing running */
+void updates_commit(struct engine *e, struct msg *m); /* engine thread, between two steps */
 void updates_refuse_work(struct engine *e);           /* engine thread: answers all if there are no weights */
 err_t updates_check_weights(const struct engine *e, struct err *err) MUST_USE; /* lock held */
 void updates_release(struct engine *e);

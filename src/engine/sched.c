@@ -133,7 +133,7 @@ static admit_t admit_one(struct sched *s, struct seq *q, uint64_t epoch)
     q->node = node;
     q->computed = n_hit * s->page_tokens;
     q->epoch = epoch;
-    q->mixed = false;
+    q->mixed = q->drew = false;
     sched_unqueue(s, q);
     s->running[s->n_running++] = q;
     if (!q->admitted) {
@@ -223,8 +223,12 @@ void sched_retract_all(struct sched *s)
 
 void sched_keep_all(struct sched *s)
 {
-    for (int32_t i = 0; i < s->n_running; i++) {
+    for (int32_t i = s->n_running - 1; i >= 0; i--) {
         struct seq *q = s->running[i];
+        if (!q->drew) {
+            sched_retract(s, q);
+            continue;
+        }
         radix_unlock(s->tree, q->node);
         q->node = NULL;
         q->in_tree = 0;

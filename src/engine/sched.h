@@ -29,6 +29,7 @@ struct seq {
     int32_t in_tree;         /* first pages of the table that the tree holds */
     int32_t next_score;      /* next prompt position to be scored; n_prompt: none */
     bool admitted;           /* at least once */
+    bool drew;               /* a token since it was admitted */
     bool mixed;              /* its KV is of more than one epoch: none of it enters the tree */
     bool no_memory;          /* its page table could not grow: to be ended */
     int32_t plan;            /* tokens in this step */
@@ -63,7 +64,8 @@ struct seq *sched_first(const struct sched *s);
 int32_t sched_plan(struct sched *s);
 void sched_retract(struct sched *s, struct seq *q);
 void sched_retract_all(struct sched *s);
-/* What runs keeps its KV over a change of the weights: the tree has no part in it any more. */
+/* What runs keeps its KV over a change of the weights: the tree has no part in it any more.  What has not drawn a
+ * token from it yet would gain nothing, and its first token would be of two versions: it is retracted. */
 void sched_keep_all(struct sched *s);
 struct seq *sched_youngest(const struct sched *s);
 /* Full computed pages enter the tree. */

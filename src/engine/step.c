@@ -115,7 +115,8 @@ static bool take_row(struct engine *e, struct seq *q, int32_t row)
     if (q->r->n_output == 0) q->r->t_first = clock_ns();
     pthread_mutex_unlock(&q->r->lock);
     finish_t f = FINISH_ABORT; /* without memory */
-    if (output_version(q, e->version, e->weight_version)) f = output_token(q, o, e->o.config);
+    if (output_version(q, store_epoch(e->o.store) + e->labels, e->weight_version)) f = output_token(q, o, e->o.config);
+    q->drew = true;
     e->output_tokens++;
     e->window_tokens++;
     if (f == FINISH_NONE) return true;

@@ -129,8 +129,7 @@ static err_t read_source(struct staging *s, struct err *err)
     const struct stage_options so = {.n_threads = loader_threads(e, s->o),
                                      .manifest = s->o->manifest,
                                      .any_bf16 = s->o->any_bf16};
-    err_t rc = engine_version_check(e, s->o, err);
-    if (rc == OK && from->path) rc = check_folder(e, from->path, err);
+    err_t rc = from->path ? check_folder(e, from->path, err) : OK;
     if (rc == OK)
         rc = e->o.in_place ? update_begin_in_place(&s->u, e->o.store, err)
                            : update_begin(&s->u, e->o.store, err);
@@ -215,7 +214,9 @@ err_t engine_stage(struct engine *e, const char *model, const struct update_opti
                    struct update_result *res, struct err *err)
 {
     enum update_state was;
-    err_t rc = updates_claim(e, STATE_BIT(UPDATE_IDLE) | STATE_BIT(UPDATE_STAGED), UPDATE_STAGING, &was, err);
+    err_t rc = engine_version_check(e, o, err);
+    if (rc == OK)
+        rc = updates_claim(e, STATE_BIT(UPDATE_IDLE) | STATE_BIT(UPDATE_STAGED), UPDATE_STAGING, &was, err);
     if (rc != OK) return rc;
     bool again = was == UPDATE_STAGED;
     const struct update_source from = {.name = model, .path = model};
@@ -266,8 +267,6 @@ void updates_commit(struct engine *e, struct msg *m)
         engine_answer(e, m, rc, err.msg);
         return;
     }
-    e->version++;
-    e->commits += rc == OK;
     /* Entries of the former epoch can never be hit again, flush_cache or not. */
     radix_clear(e->s.tree);
     m->result->epoch = store_epoch(e->o.store);
@@ -284,6 +283,7 @@ void updates_commit(struct engine *e, struct msg *m)
     }
     pthread_mutex_unlock(&e->lock);
     m->result->swap_s = (double)(clock_ns() - t0) * 1e-9;
+    e->commits += rc == OK;
     updates_refuse_work(e);
     engine_answer(e, m, rc, err.msg);
 }
@@ -298,18 +298,26 @@ err_t updates_check_weights(const struct engine *e, struct err *err)
     return e->no_weights ? err_set(err, ERR_BUSY, NO_WEIGHTS) : OK;
 }
 
+/* The state is the caller's: the label is the commit's, else that of staging, into `version`. */
+static struct update_options with_label(const struct engine *e, const struct update_options *o,
+                                        char version[WEIGHT_VERSION_MAX + 1])
+{
+    struct update_options mine = *o;
+    snprintf(version, WEIGHT_VERSION_MAX + 1, "%s", e->updates.now.version);
+    if (mine.weight_version == NULL && version[0]) mine.weight_version = version;
+    return mine;
+}
+
 /* The state is DRAINING, the caller's. */
 static err_t commit(struct engine *e, const struct update_options *o, struct update_result *res,
                     struct err *err)
 {
     struct updates *us = &e->updates;
-    struct update_options mine = *o;
+    char version[WEIGHT_VERSION_MAX + 1], source[sizeof us->now.source];
+    struct update_options mine = with_label(e, o, version);
     struct update_result r = us->result;
     struct err why = {0};
-    char version[sizeof us->now.version], source[sizeof us->now.source];
-    snprintf(version, sizeof version, "%s", us->now.version);
     snprintf(source, sizeof source, "%s", us->now.source);
-    if (mine.weight_version == NULL && version[0]) mine.weight_version = version;
     struct msg m = {.kind = MSG_COMMIT,
                     .update = us->staged,
                     .options = &mine,
@@ -336,8 +344,12 @@ err_t engine_commit(struct engine *e, const char *model, const struct update_opt
     err_t rc = model ? find_folder(real, model, err) : OK;
     if (rc == OK) rc = updates_claim(e, STATE_BIT(UPDATE_STAGED), UPDATE_DRAINING, &was, err);
     if (rc != OK) return rc;
-    if (model && strcmp(real, e->updates.real) != 0) {
+    char version[WEIGHT_VERSION_MAX + 1];
+    const struct update_options mine = with_label(e, o, version);
+    if (model && strcmp(real, e->updates.real) != 0)
         rc = err_set(err, ERR_STATE, "%s is staged, not %s", e->updates.now.source, model);
+    if (rc == OK) rc = engine_version_check(e, &mine, err);
+    if (rc != OK) { /* it stays */
         updates_leave(e, UPDATE_STAGED);
         return rc;
     }
@@ -350,7 +362,9 @@ err_t engine_update(struct engine *e, const char *model, const struct update_opt
                     struct update_result *res, struct err *err)
 {
     enum update_state was;
-    err_t rc = updates_claim(e, STATE_BIT(UPDATE_IDLE) | STATE_BIT(UPDATE_STAGED), UPDATE_STAGING, &was, err);
+    err_t rc = engine_version_check(e, o, err);
+    if (rc == OK)
+        rc = updates_claim(e, STATE_BIT(UPDATE_IDLE) | STATE_BIT(UPDATE_STAGED), UPDATE_STAGING, &was, err);
     if (rc != OK) return rc;
     bool ready = was == UPDATE_STAGED && is_staged(e, model, o);
     if (was == UPDATE_STAGED && !ready) {
@@ -372,7 +386,8 @@ err_t engine_update(struct engine *e, const char *model, const struct update_opt
 err_t updates_run(struct engine *e, const struct update_source *from, const struct update_options *o,
                   struct update_result *res, struct err *err)
 {
-    err_t rc = stage(e, from, o, err);
+    err_t rc = engine_version_check(e, o, err);
+    if (rc == OK) rc = stage(e, from, o, err);
     if (rc == OK) {
         move(e, UPDATE_DRAINING);
         rc = commit(e, o, res, err);

@@ -52,7 +52,7 @@ const char *update_state_name(enum update_state s);
 
 struct update_record {
     char source[1024]; /* as the caller gave it */
-    char version[128]; /* "": unchanged */
+    char version[WEIGHT_VERSION_MAX + 1]; /* "": unchanged */
     char caller[64];
     char outcome[16]; /* committed, discarded, replaced, cancelled, failed, ruined; "" while open */
     char error[512];

@@ -24,9 +24,6 @@ static err_t get_options(struct xchg *x, const json_t *b, struct call *c, struct
         return rc;
     c->o.any_bf16 = !finite;
     const struct update_record *r = NULL;
-    if (c->o.weight_version && strlen(c->o.weight_version) >= sizeof r->version)
-        return err_set(e, ERR_INPUT, "weight_version: %zu bytes; at most %zu are allowed",
-                       strlen(c->o.weight_version), sizeof r->version - 1);
     if (c->path && strlen(c->path) >= sizeof r->source)
         return err_set(e, ERR_INPUT, "model_path: %zu bytes; at most %zu are allowed", strlen(c->path),
                        sizeof r->source - 1);

@@ -281,8 +281,9 @@ def sequence(f, seed, index):
         raise
 
 
-def run(kind, seed, indices, result=None):
+def run(kind, seed, indices, result=None, told=1000):
     """All of them against one server; gives the counts of what happened."""
+    t0 = time.time()
     flags = ("--max-total-tokens", "512", "--max-running-requests", "4", "--chunked-prefill-size", "16", "--threads", "1",
              "--log-level", "warning")
     with tempfile.TemporaryDirectory() as root:
@@ -292,7 +293,9 @@ def run(kind, seed, indices, result=None):
         with Server(models.dirs[models.first], *flags, "--weight-version", "0:" + models.first) as s:
             f = Fuzz(s, models, None)
             files = len(os.listdir(f"/proc/{s.proc.pid}/fd"))
-            for i in indices:
+            for k, i in enumerate(indices):
+                if k and k % told == 0:
+                    print(f"{kind}: {k} of {len(indices)} after {time.time() - t0:.0f} s", file=sys.stderr, flush=True)
                 sequence(f, seed, i)
                 if len(f.free) > 24:
                     f.free.pop().close()
@@ -311,10 +314,10 @@ def run(kind, seed, indices, result=None):
 
 
 def share(indices, seed, servers):
-    """One sequence in 16 on the trained models, the rest on chains, of every second server with retractions in between;
+    """One sequence in 32 on the trained models, the rest on chains, of every second server with retractions in between;
     `servers` at a time."""
-    parts = [("trained", [i for i in indices if i % 16 == 0])]
-    rest = [i for i in indices if i % 16]
+    parts = [("trained", [i for i in indices if i % 32 == 0])]
+    rest = [i for i in indices if i % 32]
     chains = max(servers - 1, 1)
     parts += [("retracting" if k % 2 else "chains", rest[k::chains]) for k in range(chains)]
     result, total = multiprocessing.Queue(), {}

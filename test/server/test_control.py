@@ -12,7 +12,7 @@ import fuzz_control
 from harness import EARLY, FINAL, SLOW, Server, signature
 from test_load import SLOW_READ
 
-UPDATE = "/update_weights_from_disk"
+UPDATE, STAGE = "/update_weights_from_disk", "/stage_weights_from_disk"
 LONG = 600 if SLOW else 3800  # tokens of a request that is still running when something happens to it
 SOME = 300 if SLOW else 1000  # the same of one that is to end by itself
 MODES = ("abort", "retract", "in_place")
@@ -284,6 +284,7 @@ def test_in_flight():
                 ({"in_flight": "drain", "drain_timeout": 0.01}, "length", 1), ({"in_flight": "abort"}, "abort", 0),
                 ({"abort_all_requests": True}, "abort", 0))
         for i, (fields, end, retracted) in enumerate(rows):
+            assert s.post(STAGE, {"model_path": (FINAL, EARLY)[i % 2]})[0] == 200  # the update is then only the commit
             r = ask(s, n=SOME)
             load_when(s, num_running_reqs=1)
             status, u = s.post(UPDATE, dict(fields, model_path=(FINAL, EARLY)[i % 2], weight_version=str(i)))
@@ -294,6 +295,7 @@ def test_in_flight():
             lived = end == "length" and fields.get("in_flight") != "drain" or retracted
             assert spans(r) == ([before, str(i)] if lived else [before]), (fields, meta(r)["weight_versions"])
     with Server(EARLY, "--update-drain-timeout", "0.05") as s:
+        assert s.post(STAGE, {"model_path": FINAL})[0] == 200
         r = ask(s, n=SOME)
         load_when(s, num_running_reqs=1)
         status, u = s.post(UPDATE, {"model_path": FINAL})

@@ -232,7 +232,7 @@ def test_session_at_continue():
             break
 
 
-def test_in_place():
+def test_partial_in_place():
     """Without memory for a second generation a partial update is written over the resident one."""
     for base in formats():
         have = read(base)
