@@ -5,8 +5,8 @@
  * weights may lie in host memory (cpu/memory.c) or on a device.  An arena is one generation of all
  * slots; a slot lies at an offset that the store chose from `bytes`.
  *
- * Threads: `put` and `get` from any, several at once on ranges that do not overlap; the others from
- * one.
+ * Threads: `put`, `get` and `copy` from any, several at once on ranges that do not overlap; the
+ * others from one.
  */
 #ifndef BACKEND_MEMORY_H
 #define BACKEND_MEMORY_H
@@ -46,10 +46,16 @@ struct memory_ops {
                 const void *canon);
     void (*get)(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0,
                 size_t n, const void *at);
+    /* Bytes from one arena, or host memory, to another. */
+    void (*copy)(void *ctx, void *to, const void *from, size_t bytes);
     /* Makes `next` the resident generation, between two steps; `now` is NULL the first time.
      * Returns the arena that serves from here on and stores the one to free in *spare (a flip gives
      * (next, now); a copy into place (now, next)). */
     void *(*commit)(void *ctx, void *now, void *next, size_t bytes, void **spare);
+    /* The resident arena's memory back to the system, its address kept and its content lost; and memory for it
+     * again, of undefined content.  Between two steps. */
+    err_t (*release)(void *ctx, void *arena, size_t bytes, struct err *e);
+    err_t (*resume)(void *ctx, void *arena, size_t bytes, struct err *e);
     uint64_t (*hash)(void *ctx, const void *arena, size_t bytes);
     /* OK, or the first failure of a put, get or alloc so far: puts report none themselves.  An update
      * asks before it calls itself prepared. */

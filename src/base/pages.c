@@ -47,17 +47,32 @@ void pages_left(size_t *available, size_t *total)
     }
 }
 
+static void *map(size_t bytes)
+{
+    if (bytes > PTRDIFF_MAX) return NULL;
+    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                   -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+void *pages_reserve(size_t bytes)
+{
+    return mem_fault_now() ? NULL : map(bytes);
+}
+
 void *pages_try(size_t bytes)
 {
     size_t available, total;
     if (mem_fault_now()) return NULL;
     pages_left(&available, &total);
-    if (bytes > available || bytes > PTRDIFF_MAX) return NULL;
-    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                   -1, 0);
-    if (p == MAP_FAILED) return NULL;
-    (void)madvise(p, bytes, MADV_HUGEPAGE);
+    void *p = bytes <= available ? map(bytes) : NULL;
+    if (p) (void)madvise(p, bytes, MADV_HUGEPAGE);
     return p;
+}
+
+void pages_drop(void *p, size_t bytes)
+{
+    CHECK(madvise(p, bytes ? bytes : 1, MADV_DONTNEED) == 0);
 }
 
 void pages_release(void *p, size_t bytes)

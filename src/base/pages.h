@@ -14,6 +14,10 @@
 /* What this process may still take, and all it could ever have; a control group's limits count. */
 void pages_left(size_t *available, size_t *total);
 void *pages_try(size_t bytes) MUST_USE; /* NULL: not that much is left; counts for mem_fault_at */
-void pages_release(void *p, size_t bytes);
+/* The same, whatever is left now: for what is filled over time, page by page. */
+void *pages_reserve(size_t bytes) MUST_USE;
+/* The memory goes back, the piece stays: it is zeroed, as at first. */
+void pages_drop(void *p, size_t bytes);
+void pages_release(void *p, size_t bytes); /* NULL is fine */
 
 #endif

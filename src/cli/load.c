@@ -340,6 +340,8 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .weight_version = o->weight_version ? o->weight_version : "default",
         .model_path = o->model,
         .watchdog_s = o->watchdog_s,
+        .memory_saver = o->memory_saver,
+        .weights_backup = o->weights_backup,
         .in_place = l->staging == STAGING_OFF,
         .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads : l->device ? 0 : 2,
         .loaders_yield = l->device == NULL,

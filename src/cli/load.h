@@ -45,6 +45,7 @@ struct load_options {
     bool no_prefix_cache, keep_experts;
     int64_t retract_every;
     double watchdog_s;
+    bool memory_saver, weights_backup;
     const char *update_staging; /* NULL or "auto", "device", "host", "off" */
     int64_t loader_threads;     /* of an update; 0: the default */
     void (*progress)(void *ctx, float part, const char *stage); /* NULL, or called while loading */

@@ -71,6 +71,8 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .keep_experts = a->keep_experts,
         .retract_every = a->retract_every,
         .watchdog_s = a->watchdog_s,
+        .memory_saver = a->memory_saver,
+        .weights_backup = a->weights_backup,
         .update_staging = a->update_staging,
         .loader_threads = a->loader_threads,
         .progress = show_progress,
@@ -101,6 +103,7 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .stream_interval = (int)a->stream_interval,
         .preferred_sampling = a->preferred,
         .max_body_bytes = (size_t)a->max_body,
+        .max_weight_body = (uint64_t)a->max_weight_body,
         .max_running = (int)a->max_running,
         .cache_report = a->cache_report,
         .tool_format = tool_format_find(a->tool_parser, l->text.source),
@@ -347,6 +350,10 @@ int cmd_serve(int argc, char **argv)
     }
     if (got == OPTIONS_RUN && !a.model) {
         (void)err_set(&e, ERR_INPUT, "--model is required; see moult serve --help");
+        got = OPTIONS_ERROR;
+    }
+    if (got == OPTIONS_RUN && a.weights_backup && !a.memory_saver) {
+        (void)err_set(&e, ERR_INPUT, "--enable-weights-cpu-backup is for --enable-memory-saver, which is not given");
         got = OPTIONS_ERROR;
     }
     if (got == OPTIONS_RUN &&

@@ -13,12 +13,12 @@ struct serve_args {
     int64_t port, context_length, max_running, max_queued, max_total_tokens, chunk, page_size;
     const char *preferred;
     int64_t stream_interval;
-    int64_t max_body, threads, retract_every, loader_threads;
+    int64_t max_body, max_weight_body, threads, retract_every, loader_threads;
     double mem_fraction, watchdog_s, drain_s, update_drain_s;
     const char *update_in_flight;
     bool ready_after_update;
     bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
-    bool deterministic, metrics, keep_experts, log_requests, cache_report;
+    bool deterministic, metrics, keep_experts, log_requests, cache_report, memory_saver, weights_backup;
     const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config, *record;
     struct opt_strings allowed_paths;
     double status_s;

@@ -133,7 +133,7 @@ static bool past(int64_t t)
 static bool commit_due(struct engine *e)
 {
     if (!e->commit) return false;
-    if (e->paused || e->commit->options->in_flight != IN_FLIGHT_DRAIN) return true;
+    if (e->paused || memory_held(e) || e->commit->options->in_flight != IN_FLIGHT_DRAIN) return true;
     if (past(e->commit->t_end)) sched_retract_all(&e->s);
     else if (e->s.n_running > 0 || sched_first(&e->s)) return false;
     return true;

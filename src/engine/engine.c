@@ -30,7 +30,7 @@ static void publish(struct engine *e)
     st->waiting = e->s.n_waiting;
     st->retracted = e->s.n_retracted;
     st->paused = e->paused;
-    st->held = e->paused ? e->s.n_running + e->s.n_waiting : 0;
+    st->held = e->paused || memory_held(e) ? e->s.n_running + e->s.n_waiting : 0;
     st->updates = e->commits;
     st->draining = e->s.draining;
     st->waiting_tokens = e->s.waiting_tokens;
@@ -230,9 +230,9 @@ static bool take_inbox(struct engine *e, bool busy)
         handle(e, m);
         m = next;
     }
-    if (late || (stopping && e->paused)) engine_abort_where(e, NULL, NULL);
+    if (late || (stopping && (e->paused || memory_held(e)))) engine_abort_where(e, NULL, NULL);
     control_turn(e);
-    updates_refuse_work(e); /* what was on its way when the weights were lost */
+    updates_refuse_work(e); /* what was on its way when they were lost */
     return !(stopping && e->s.n_running == 0 && e->s.n_waiting == 0);
 }
 
@@ -241,7 +241,7 @@ static void *engine_main(void *arg)
     struct engine *e = arg;
     bool busy = false;
     while (take_inbox(e, busy)) {
-        busy = !e->paused && (step_run(e) || e->s.n_waiting > 0);
+        busy = !e->paused && !memory_held(e) && (step_run(e) || e->s.n_waiting > 0);
         publish(e);
     }
     publish(e);
@@ -369,6 +369,11 @@ err_t engine_between_steps(struct engine *e, err_t (*run)(void *ctx, struct err 
     return engine_call(e, &m, err);
 }
 
+const struct store *engine_store(const struct engine *e)
+{
+    return e->o.store;
+}
+
 static void post_abort(struct engine *e, char *prefix, struct request *r)
 {
     struct msg *m = mem_alloc(sizeof(*m));
@@ -398,7 +403,8 @@ void engine_stat(struct engine *e, struct engine_stats *out)
     *out = e->stats;
     enum update_state u = e->updates.state;
     out->updating = u == UPDATE_STAGING || u == UPDATE_DRAINING || u == UPDATE_COMMITTING;
-    out->no_weights = e->no_weights;
+    out->no_weights = e->no_weights || e->lost;
+    out->released = e->released;
     bool inbox = e->first != NULL;
     pthread_mutex_unlock(&e->lock);
     bool idle = atomic_load(&e->idle) && !inbox;
@@ -509,6 +515,7 @@ static err_t enter(struct engine *e, struct request *r, struct msg *m, struct ri
     err_t rc = OK;
     pthread_mutex_lock(&e->lock);
     if (e->stopping) rc = err_set(err, ERR_STATE, "the server is shutting down");
+    else if (memory_held(e)) rc = memory_refuse(e, err);
     else if (rid_known(e, r->rid))
         rc = err_set(err, ERR_INPUT, "Duplicate request ID detected: %s", r->rid);
     else if (updates_check_weights(e, err) != OK)

@@ -55,6 +55,8 @@ struct engine_options {
     int32_t retract_every;    /* tests: retract the youngest running request every n-th step; 0: never */
     const char *weight_version;
     const char *model_path;   /* as given */
+    bool memory_saver;        /* engine_release is allowed */
+    bool weights_backup;      /* released weights are kept in host memory */
     double watchdog_s;        /* a step longer than this ends the process non-zero; 0: off */
     bool in_place;            /* updates have no memory for a second generation (updates.h) */
     int loader_threads;       /* of an update; 0: as many as cores, at most 8 */
@@ -71,7 +73,7 @@ struct engine_stats {
     int32_t running, waiting; /* in a pause in place, running: holds KV */
     int32_t retracted;        /* those that wait and have run before */
     enum pause_mode paused;   /* of the last pause; PAUSE_NONE: serving */
-    int32_t held;             /* running and waiting, while paused */
+    int32_t held;             /* running and waiting, while paused or without memory */
     int64_t updates;          /* commits */
     int64_t waiting_tokens;
     int32_t pages_total, pages_free, pages_cached; /* cached: held by the tree alone */
@@ -80,9 +82,10 @@ struct engine_stats {
     double gen_throughput; /* tokens/s over the last seconds */
     uint64_t epoch;
     double heartbeat_age_s; /* since a step ended or the loop was last idle */
+    unsigned released;      /* enum memory_tag */
     bool draining;          /* an update waits for running requests to end */
-    bool updating, stuck;   /* updating: an update is open; stuck: work waits and no step ended for 10 s */
-    bool no_weights;        /* an update in place failed half-way: nothing is served */
+    bool updating, stuck;   /* updating: an update is at work; stuck: work waits and no step ended for 10 s */
+    bool no_weights;        /* an update in place failed half-way, or weights were released: nothing is served */
 };
 
 /* What a commit does with requests that run: lets them end; ends them; takes their KV, so that they run again
@@ -138,10 +141,51 @@ err_t engine_relabel(struct engine *e, const char *weight_version, bool abort_al
 err_t engine_version_check(struct engine *e, const struct update_options *o, struct err *err) MUST_USE;
 err_t engine_update(struct engine *e, const char *model, const struct update_options *o,
                     struct update_result *res, struct err *err) MUST_USE;
+
+/* Tensors instead of a folder (session.c): the bytes of safetensors files in memory.  What they do not name keeps
+ * its value; a tensor without all its scales, or a scale without its weight, is refused.
+ *
+ * In one call, without a session; `bytes` (of mem_*) is taken, whatever comes of it. */
+err_t engine_update_tensors(struct engine *e, void *bytes, size_t n, const struct update_options *o,
+                            struct update_result *res, struct err *err) MUST_USE;
+/* In a session: begin, any number of adds, end, which is stage, prepare and commit of all of it or of nothing;
+ * either way the session is over then.  While one is open every other update is refused; a second begin is
+ * too, unless `restart` drops the first.  An add that is refused leaves the session as it was;
+ * adds at the same time take their turns. */
+err_t engine_session_begin(struct engine *e, bool restart, struct err *err) MUST_USE;
+bool engine_session_open(struct engine *e);
+/* Takes `bytes`, whatever comes of it.  Of the options the label and `IN_FLIGHT_ABORT` are kept for the end, where
+ * they can be given too. */
+err_t engine_session_add(struct engine *e, void *bytes, size_t n, const struct update_options *o,
+                         struct err *err) MUST_USE;
+err_t engine_session_end(struct engine *e, const struct update_options *o, struct update_result *res,
+                         struct err *err) MUST_USE;
+/* Before generation goes on: a session with tensors is ended as above; one without is dropped; none: nothing. */
+err_t engine_session_end_at_continue(struct engine *e, const struct update_options *o, struct update_result *res,
+                                     struct err *err) MUST_USE;
+/* Random weights (weight/dummy.h), as an update like any other. */
+err_t engine_update_random(struct engine *e, uint64_t seed, const struct update_options *o,
+                           struct update_result *res, struct err *err) MUST_USE;
+/* Largest number of bytes of all tensors of an update. */
+uint64_t engine_tensor_limit(const struct engine *e);
+
+/* Memory that a trainer on the same machine borrows (memory.c).  Released: given back to the system, addresses kept;
+ * the prefix cache is emptied, weights are lost unless `weights_backup`.  Until everything is resumed, and the weights
+ * are valid (an update of all of them after a loss), engine_submit gives ERR_BUSY and what waits is held.  Tags
+ * that are in that state already count as done.  ERR_STATE: not allowed, requests hold KV or wait, an update is
+ * open. */
+enum memory_tag { MEMORY_WEIGHTS = 1, MEMORY_KV = 2, MEMORY_GRAPHS = 4, MEMORY_ALL = 7 };
+err_t engine_release(struct engine *e, unsigned tags, struct err *err) MUST_USE;
+err_t engine_resume(struct engine *e, unsigned tags, struct err *err) MUST_USE;
+/* "weights, kv_cache" of a set of tags; "" of none. */
+void memory_tags_name(char out[48], unsigned tags);
+
 /* Run a function on the engine thread between two steps: it may read the store (engine_options) there.  Serving
  * waits for it, so it is short.  Blocks; the function's result is returned. */
 err_t engine_between_steps(struct engine *e, err_t (*run)(void *ctx, struct err *e), void *ctx,
                            struct err *err) MUST_USE;
+/* Its specs at any time, its bytes and epoch between steps. */
+const struct store *engine_store(const struct engine *e);
 /* For tests: conservation of all pages, checked between two steps. */
 err_t engine_check(struct engine *e, struct err *err) MUST_USE;
 void engine_stat(struct engine *e, struct engine_stats *out);

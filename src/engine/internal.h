@@ -14,10 +14,13 @@
 #include "engine/profile.h"
 #include "engine/sched.h"
 #include "engine/updates.h"
+#include "weight/bucket.h"
 #include "weight/update.h"
 #include <limits.h>
 
 #define RID_BUCKETS 4096
+
+struct session; /* session.c */
 
 enum msg_kind {
     MSG_SUBMIT,
@@ -69,7 +72,7 @@ struct updates {
     struct update *staged;
     struct update_result result;
     char real[PATH_MAX], manifest[PATH_MAX], stamp[DIGEST_HEX];
-    bool any_bf16;
+    bool any_bf16, path; /* path: its source is a folder */
 };
 
 struct engine {
@@ -88,6 +91,7 @@ struct engine {
     struct updates updates;
     int64_t stop_at; /* clock_ns: when a stopping engine aborts what is left */
     char *weight_version, *model_path;
+    struct session *session; /* NULL but in UPDATE_SESSION */
     struct engine_stats stats;
 
     _Atomic int64_t beat;       /* clock_ns of the last step's end or idle moment */
@@ -99,6 +103,8 @@ struct engine {
     uint64_t arrivals;
     struct msg *commit; /* waits for the drain */
     struct routing *routing; /* NULL: not kept */
+    unsigned released;  /* enum memory_tag; this and the next are written under `lock` */
+    bool lost;          /* weights were released and have not come back */
     struct msg *flush;  /* waits until nothing runs */
     enum pause_mode paused;
     uint64_t labels; /* how often the label has changed */
@@ -140,6 +146,23 @@ err_t step_buffers(struct engine *e, struct err *err);
 void step_release(struct engine *e);
 bool step_run(struct engine *e); /* false: nothing to do */
 /* updates.c */
+/* What an update is made of: a folder, tensors, or random numbers. */
+struct update_source {
+    const char *name; /* for the record */
+    const char *path; /* of a folder, which is the model's path from then on; else NULL */
+    const struct buckets *buckets;
+    uint64_t seed; /* without either */
+};
+#define STATE_BIT(state) (1u << (state))
+/* From one of the states `from` (bits) into `to`, which is the caller's until it leaves. */
+err_t updates_claim(struct engine *e, unsigned from, enum update_state to, enum update_state *was,
+                    struct err *err) MUST_USE;
+void updates_leave(struct engine *e, enum update_state s);
+void updates_enter(struct engine *e, enum update_state s);            /* lock held */
+err_t updates_refuse(const struct engine *e, struct err *err);        /* lock held: why, by the state */
+/* Stage and commit.  The state is STAGING, the caller's, who leaves it. */
+err_t updates_run(struct engine *e, const struct update_source *from, const struct update_options *o,
+                  struct update_result *res, struct err *err) MUST_USE;
 void updates_commit(struct engine *e, struct msg *m); /* engine thread, between two steps */
 void updates_refuse_work(struct engine *e);           /* engine thread: answers all if there are no weights */
 err_t updates_check_weights(const struct engine *e, struct err *err) MUST_USE; /* lock held */
@@ -150,6 +173,17 @@ void record_staged(struct engine *e, const struct update_result *res);
 void record_committed(struct engine *e, const struct update_result *res,
                       const struct update_options *o);
 void record_end(struct engine *e, const char *outcome, const char *error);
+/* memory.c */
+/* Nothing may be computed now; what waits is held. */
+static inline bool memory_held(const struct engine *e)
+{
+    return e->released || e->lost;
+}
+/* Why; lock held, or engine thread. */
+err_t memory_refuse(const struct engine *e, struct err *err);
+/* session.c */
+void session_free(struct session *s);
+struct session *session_detach(struct engine *e); /* lock held, which it may give up meanwhile; NULL: none */
 /* watchdog.c */
 void *watchdog_main(void *arg);
 

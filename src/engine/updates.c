@@ -5,13 +5,13 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "weight/checkpoint.h"
+#include "weight/dummy.h"
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define BIT(state)    (1u << (state))
 #define LOADER_NICE   10 /* about a tenth of a core that steps want too */
 #define LOADERS_MOST  8
 #define NO_WEIGHTS    "no valid weights: an update in place failed half-way; update again"
@@ -26,37 +26,41 @@ static int loader_threads(const struct engine *e, const struct update_options *o
 
 /* ---- states ---- */
 
-static void enter(struct engine *e, enum update_state s) /* lock held */
+void updates_enter(struct engine *e, enum update_state s) /* lock held */
 {
     e->updates.state = s;
     e->updates.since = clock_ns();
     pthread_cond_broadcast(&e->answer);
 }
 
-static err_t refuse(const struct engine *e, struct err *err) /* lock held */
+err_t updates_refuse(const struct engine *e, struct err *err) /* lock held */
 {
     const struct updates *u = &e->updates;
     if (e->stopping) return err_set(err, ERR_STATE, "the engine is stopping");
     if (u->state == UPDATE_IDLE) return err_set(err, ERR_STATE, "no weights are staged");
+    if (u->state == UPDATE_SESSION)
+        return err_set(err, ERR_STATE,
+                       "another weight update is in progress: a session of /begin_weight_update is open");
     if (u->state == UPDATE_STAGED)
         return err_set(err, ERR_STATE, "%s is staged: commit or discard it first", u->now.source);
     return err_set(err, ERR_STATE, "another weight update is in progress: %s is %s", u->now.source,
                    update_state_name(u->state));
 }
 
-/* From one of the states `from` into `to`, which is the caller's until it leaves. */
-static err_t claim(struct engine *e, unsigned from, enum update_state to, enum update_state *was,
+err_t updates_claim(struct engine *e, unsigned from, enum update_state to, enum update_state *was,
                    struct err *err)
 {
     err_t rc = OK;
     pthread_mutex_lock(&e->lock);
     *was = e->updates.state;
-    if (e->stopping || !(from & BIT(*was))) {
-        rc = refuse(e, err);
+    if (e->released & MEMORY_WEIGHTS) {
+        rc = memory_refuse(e, err);
+    } else if (e->stopping || !(from & STATE_BIT(*was))) {
+        rc = updates_refuse(e, err);
     } else {
         e->blocking++;
         atomic_store(&e->updates.progress.cancel, false);
-        enter(e, to);
+        updates_enter(e, to);
     }
     pthread_mutex_unlock(&e->lock);
     return rc;
@@ -65,15 +69,15 @@ static err_t claim(struct engine *e, unsigned from, enum update_state to, enum u
 static void move(struct engine *e, enum update_state s)
 {
     pthread_mutex_lock(&e->lock);
-    enter(e, s);
+    updates_enter(e, s);
     pthread_mutex_unlock(&e->lock);
 }
 
-static void leave(struct engine *e, enum update_state s)
+void updates_leave(struct engine *e, enum update_state s)
 {
     pthread_mutex_lock(&e->lock);
     e->blocking--;
-    enter(e, s);
+    updates_enter(e, s);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -91,49 +95,68 @@ static err_t find_folder(char real[PATH_MAX], const char *model, struct err *err
 
 struct staging {
     struct engine *e;
-    const char *model;
+    const struct update_source *from;
     const struct update_options *o;
     struct update *u;
     struct update_result r;
 };
 
-static err_t read_folder(struct staging *s, struct err *err)
+static err_t check_folder(struct engine *e, const char *model, struct err *err)
 {
-    struct engine *e = s->e;
     struct updates *us = &e->updates;
     struct config next;
+    err_t rc = find_folder(us->real, model, err);
+    if (rc == OK) rc = checkpoint_stamp(us->stamp, us->real, err);
+    if (rc == OK) rc = config_load(&next, us->real, err);
+    return rc == OK ? config_same_forward(e->o.config, &next, err) : rc;
+}
+
+static err_t read_random(struct engine *e, struct update *u, uint64_t seed, int threads, struct err *err)
+{
+    if (e->o.in_place) /* which reads twice */
+        return err_set(err, ERR_STATE, "random weights need memory for a second generation (--update-staging)");
+    return dummy_stage(u, seed, threads, &e->updates.progress, err);
+}
+
+static err_t read_source(struct staging *s, struct err *err)
+{
+    struct engine *e = s->e;
+    const struct update_source *from = s->from;
+    struct updates *us = &e->updates;
     const struct stage_options so = {.n_threads = loader_threads(e, s->o),
                                      .nice = e->o.loaders_yield ? LOADER_NICE : 0,
                                      .manifest = s->o->manifest,
                                      .any_bf16 = s->o->any_bf16};
-    err_t rc = find_folder(us->real, s->model, err);
-    if (rc == OK) rc = checkpoint_stamp(us->stamp, us->real, err);
-    if (rc == OK) rc = config_load(&next, us->real, err);
-    if (rc == OK) rc = config_same_forward(e->o.config, &next, err);
+    err_t rc = from->path ? check_folder(e, from->path, err) : OK;
     if (rc == OK)
         rc = e->o.in_place ? update_begin_in_place(&s->u, e->o.store, err)
                            : update_begin(&s->u, e->o.store, err);
-    if (rc == OK) rc = update_stage_folder(s->u, us->real, &so, &us->progress, err);
+    if (rc != OK) return rc;
+    rc = from->path      ? update_stage_folder(s->u, us->real, &so, &us->progress, err)
+         : from->buckets ? update_stage_part(s->u, from->buckets->files, from->buckets->n, &so,
+                                             &us->progress, err)
+                         : read_random(e, s->u, from->seed, so.n_threads, err);
     if (rc == OK) rc = update_prepare(s->u, err);
     if (rc == OK) rc = model_check_update(e->o.model, s->u, err);
     if (rc == OK) update_checksum(s->u, s->r.checksum);
-    if (rc == OK && e->o.compare)
+    if (rc == OK && from->path && e->o.compare)
         e->o.compare(e->o.compare_ctx, us->real, s->r.warning, sizeof s->r.warning);
     return rc;
 }
 
 /* The state is STAGING, the caller's. */
-static err_t stage(struct engine *e, const char *model, const struct update_options *o,
+static err_t stage(struct engine *e, const struct update_source *from, const struct update_options *o,
                    struct err *err)
 {
     struct updates *us = &e->updates;
-    struct staging s = {.e = e, .model = model, .o = o};
+    struct staging s = {.e = e, .from = from, .o = o};
     struct err why = {0};
     int64_t t0 = clock_ns();
-    record_begin(e, model, o);
+    us->path = from->path != NULL;
+    record_begin(e, from->name, o);
     atomic_store(&us->progress.bytes_done, 0);
     atomic_store(&us->progress.bytes_total, 0);
-    err_t rc = read_folder(&s, &why);
+    err_t rc = read_source(&s, &why);
     s.r.stage_s = (double)(clock_ns() - t0) * 1e-9;
     s.r.bytes = atomic_load(&us->progress.bytes_done);
     record_staged(e, &s.r);
@@ -172,11 +195,13 @@ err_t engine_stage(struct engine *e, const char *model, const struct update_opti
 {
     enum update_state was;
     err_t rc = engine_version_check(e, o, err);
-    if (rc == OK) rc = claim(e, BIT(UPDATE_IDLE) | BIT(UPDATE_STAGED), UPDATE_STAGING, &was, err);
+    if (rc == OK)
+        rc = updates_claim(e, STATE_BIT(UPDATE_IDLE) | STATE_BIT(UPDATE_STAGED), UPDATE_STAGING, &was, err);
     if (rc != OK) return rc;
     bool again = was == UPDATE_STAGED;
+    const struct update_source from = {.name = model, .path = model};
     if (!again)
-        rc = stage(e, model, o, err);
+        rc = stage(e, &from, o, err);
     else if (!is_staged(e, model, o))
         rc = err_set(err, ERR_STATE, "%s is staged: commit or discard it first",
                      e->updates.now.source);
@@ -184,7 +209,7 @@ err_t engine_stage(struct engine *e, const char *model, const struct update_opti
         *res = e->updates.result;
         res->was_staged = again;
     }
-    leave(e, rc == OK || again ? UPDATE_STAGED : UPDATE_IDLE);
+    updates_leave(e, rc == OK || again ? UPDATE_STAGED : UPDATE_IDLE);
     return rc;
 }
 
@@ -227,11 +252,12 @@ void updates_commit(struct engine *e, struct msg *m)
     m->result->epoch = store_epoch(e->o.store);
     pthread_mutex_lock(&e->lock);
     e->no_weights = rc != OK;
+    e->lost = false; /* released or ruined: no_weights tells */
     if (rc == OK && m->options->weight_version) {
         mem_free(e->weight_version);
         e->weight_version = mem_dup(m->options->weight_version);
     }
-    if (rc == OK) {
+    if (rc == OK && m->path) {
         mem_free(e->model_path);
         e->model_path = mem_dup(m->path);
     }
@@ -275,7 +301,7 @@ static err_t commit(struct engine *e, const struct update_options *o, struct upd
     struct msg m = {.kind = MSG_COMMIT,
                     .update = us->staged,
                     .options = &mine,
-                    .path = source,
+                    .path = us->path ? source : NULL,
                     .result = &r};
     err_t rc = engine_call(e, &m, &why);
     bool ruined = rc != OK && update_touched(us->staged);
@@ -296,7 +322,7 @@ err_t engine_commit(struct engine *e, const char *model, const struct update_opt
     enum update_state was;
     char real[PATH_MAX];
     err_t rc = model ? find_folder(real, model, err) : OK;
-    if (rc == OK) rc = claim(e, BIT(UPDATE_STAGED), UPDATE_DRAINING, &was, err);
+    if (rc == OK) rc = updates_claim(e, STATE_BIT(UPDATE_STAGED), UPDATE_DRAINING, &was, err);
     if (rc != OK) return rc;
     char version[WEIGHT_VERSION_MAX + 1];
     const struct update_options mine = with_label(e, o, version);
@@ -304,11 +330,11 @@ err_t engine_commit(struct engine *e, const char *model, const struct update_opt
         rc = err_set(err, ERR_STATE, "%s is staged, not %s", e->updates.now.source, model);
     if (rc == OK) rc = engine_version_check(e, &mine, err);
     if (rc != OK) { /* it stays */
-        leave(e, UPDATE_STAGED);
+        updates_leave(e, UPDATE_STAGED);
         return rc;
     }
     rc = commit(e, o, res, err);
-    leave(e, UPDATE_IDLE);
+    updates_leave(e, UPDATE_IDLE);
     return rc;
 }
 
@@ -317,7 +343,8 @@ err_t engine_update(struct engine *e, const char *model, const struct update_opt
 {
     enum update_state was;
     err_t rc = engine_version_check(e, o, err);
-    if (rc == OK) rc = claim(e, BIT(UPDATE_IDLE) | BIT(UPDATE_STAGED), UPDATE_STAGING, &was, err);
+    if (rc == OK)
+        rc = updates_claim(e, STATE_BIT(UPDATE_IDLE) | STATE_BIT(UPDATE_STAGED), UPDATE_STAGING, &was, err);
     if (rc != OK) return rc;
     bool ready = was == UPDATE_STAGED && is_staged(e, model, o);
     if (was == UPDATE_STAGED && !ready) {
@@ -325,13 +352,26 @@ err_t engine_update(struct engine *e, const char *model, const struct update_opt
         snprintf(why, sizeof why, "an update from %.500s came", model);
         drop(e, "replaced", why);
     }
-    if (!ready) rc = stage(e, model, o, err);
+    const struct update_source from = {.name = model, .path = model};
+    if (!ready) rc = stage(e, &from, o, err);
     if (rc == OK) {
         move(e, UPDATE_DRAINING);
         rc = commit(e, o, res, err);
         if (rc == OK) res->was_staged = ready;
     }
-    leave(e, UPDATE_IDLE);
+    updates_leave(e, UPDATE_IDLE);
+    return rc;
+}
+
+err_t updates_run(struct engine *e, const struct update_source *from, const struct update_options *o,
+                  struct update_result *res, struct err *err)
+{
+    err_t rc = engine_version_check(e, o, err);
+    if (rc == OK) rc = stage(e, from, o, err);
+    if (rc == OK) {
+        move(e, UPDATE_DRAINING);
+        rc = commit(e, o, res, err);
+    }
     return rc;
 }
 
@@ -349,13 +389,16 @@ err_t engine_discard(struct engine *e, struct err *err)
         pthread_cond_wait(&e->answer, &e->lock);
     }
     bool staged = us->state == UPDATE_STAGED && !e->stopping;
-    err_t rc = staged || (cancelled && us->state == UPDATE_IDLE) ? OK : refuse(e, err);
-    if (staged) enter(e, UPDATE_STAGING); /* nobody else takes it */
+    err_t rc = staged || (cancelled && us->state == UPDATE_IDLE) ? OK : updates_refuse(e, err);
+    if (staged) updates_enter(e, UPDATE_STAGING); /* nobody else takes it */
+    struct session *session = rc == OK ? NULL : session_detach(e);
+    if (session) rc = OK;
     pthread_mutex_unlock(&e->lock);
     if (staged) drop(e, "discarded", "");
+    session_free(session);
     pthread_mutex_lock(&e->lock);
     e->blocking--;
-    if (staged) enter(e, UPDATE_IDLE);
+    if (staged) updates_enter(e, UPDATE_IDLE);
     pthread_cond_broadcast(&e->answer);
     pthread_mutex_unlock(&e->lock);
     return rc;
@@ -369,4 +412,5 @@ void engine_cancel(struct engine *e)
 void updates_release(struct engine *e)
 {
     if (e->updates.staged) drop(e, "discarded", "the server stopped");
+    session_free(e->session);
 }

@@ -20,6 +20,8 @@
  *           Refused is ERR_STATE.  "The same" is the same real path, in which no file has changed (name,
  *           size, time, inode), and no check asked for that staging left out.  What is staged stays
  *           until one of these calls ends it, whatever happens to the folder.
+ *           Tensors in one call: idle only.  A session of tensors is a state, too, which a stop need not wait for:
+ *           stage, update and commit are refused, discard drops it, its end stages and commits.
  * Cancel    discard, engine_cancel and engine_stop end staging at its next piece; its caller gets ERR_STATE.
  * Memory    a second generation while staging and staged; with engine_options.in_place none (update.h): then
  *           the commit reads the files a second time, while serving stands still.  If that fails after
@@ -43,6 +45,7 @@ enum update_state {
     UPDATE_STAGED,
     UPDATE_DRAINING,
     UPDATE_COMMITTING,
+    UPDATE_SESSION, /* tensors come in buckets (engine.h, engine_session_begin) */
     UPDATE_NO_WEIGHTS /* as a name: idle, without valid weights */
 };
 const char *update_state_name(enum update_state s);

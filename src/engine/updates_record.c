@@ -11,7 +11,8 @@
 static const char *const state_names[] = {
     [UPDATE_IDLE] = "idle",           [UPDATE_STAGING] = "staging",
     [UPDATE_STAGED] = "staged",       [UPDATE_DRAINING] = "draining",
-    [UPDATE_COMMITTING] = "committing", [UPDATE_NO_WEIGHTS] = "no_valid_weights",
+    [UPDATE_COMMITTING] = "committing", [UPDATE_SESSION] = "session",
+    [UPDATE_NO_WEIGHTS] = "no_valid_weights",
 };
 
 const char *update_state_name(enum update_state s)

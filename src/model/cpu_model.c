@@ -1,4 +1,5 @@
 #include "base/mem.h"
+#include "base/pages.h"
 #include "model/forward.h"
 #include "model/rope.h"
 #include <math.h>
@@ -159,6 +160,26 @@ static void cpu_kv_clear(struct model *base, int32_t page)
         memset(model_kv(m, i / 2, i % 2, page), 0, bytes);
 }
 
+static size_t kv_bytes(const struct cpu_model *m)
+{
+    return (size_t)m->n_pages * model_kv_page_bytes(&m->c, m->kv_type); /* known to fit: get_kv */
+}
+
+static err_t cpu_kv_release(struct model *base, struct err *e)
+{
+    struct cpu_model *m = (struct cpu_model *)base;
+    (void)e;
+    pages_drop(m->kv, kv_bytes(m));
+    return OK;
+}
+
+static err_t cpu_kv_resume(struct model *base, struct err *e)
+{
+    (void)base; /* it has memory where a page is cleared */
+    (void)e;
+    return OK;
+}
+
 static err_t check_shape(const struct config *c, struct err *e)
 {
     if (c->head_dim <= 0 || c->head_dim % 16 || c->head_dim > HEAD_DIM_MAX)
@@ -194,7 +215,7 @@ static bool get_kv(struct cpu_model *m)
 {
     size_t bytes;
     if (!mul_size(&bytes, (size_t)m->n_pages, model_kv_page_bytes(&m->c, m->kv_type))) return false;
-    m->kv = mem_retry(NULL, 0, bytes);
+    m->kv = pages_reserve(bytes);
     return m->kv != NULL;
 }
 
@@ -219,10 +240,11 @@ static bool get_buffers(struct cpu_model *m)
 static void cpu_free(struct model *base)
 {
     struct cpu_model *m = (struct cpu_model *)base;
-    void *all[] = {m->cos, m->sin,   m->kv,        m->x,      m->a,       m->q,
+    void *all[] = {m->cos, m->sin,   m->x,         m->a,      m->q,
                    m->o,   m->k,     m->v,         m->y,      m->router,  m->packed,
                    m->h,   m->act_a, m->act_scale, m->logits, m->scratch, m->scratch_ids,
                    m->fixed};
+    if (m->kv) pages_release(m->kv, kv_bytes(m));
     moe_op_free(m->moe);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         mem_free(all[i]);
@@ -236,6 +258,8 @@ static const struct model_ops cpu_ops = {
     .set_numerics = cpu_set_numerics,
     .check_update = cpu_check_update,
     .kv_clear = cpu_kv_clear,
+    .kv_release = cpu_kv_release,
+    .kv_resume = cpu_kv_resume,
     .submit = cpu_submit,
     .collect = cpu_collect,
     .logits = cpu_logits,

@@ -31,6 +31,16 @@ void model_kv_clear(struct model *m, int32_t page)
     m->ops->kv_clear(m, page);
 }
 
+err_t model_kv_release(struct model *m, struct err *e)
+{
+    return m->ops->kv_release(m, e);
+}
+
+err_t model_kv_resume(struct model *m, struct err *e)
+{
+    return m->ops->kv_resume(m, e);
+}
+
 void model_submit(struct model *m, const struct step *st)
 {
     m->ops->submit(m, st);

@@ -95,6 +95,11 @@ size_t model_kv_page_bytes(const struct config *c, kv_type_t kv); /* K and V of 
 /* Zero a page before a new owner writes it (determinism: nothing of a former owner is read). */
 void model_kv_clear(struct model *m, int32_t page);
 
+/* The pages' memory back to the system, and memory for them again, of undefined content.  No step is in flight and
+ * nobody has a page; none may be taken in between. */
+err_t model_kv_release(struct model *m, struct err *e) MUST_USE;
+err_t model_kv_resume(struct model *m, struct err *e) MUST_USE;
+
 void model_submit(struct model *m, const struct step *st);
 /* ERR_NOMEM: this step failed, the model goes on.  Otherwise the device is lost, for good. */
 err_t model_collect(struct model *m, const struct step *st, struct err *e) MUST_USE;

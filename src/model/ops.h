@@ -19,6 +19,8 @@ struct model_ops {
     err_t (*set_numerics)(struct model *m, act_t act, bool routed, struct err *e);
     err_t (*check_update)(const struct model *m, const struct update *u, struct err *e);
     void (*kv_clear)(struct model *m, int32_t page);
+    err_t (*kv_release)(struct model *m, struct err *e);
+    err_t (*kv_resume)(struct model *m, struct err *e);
     void (*submit)(struct model *m, const struct step *st);
     err_t (*collect)(struct model *m, const struct step *st, struct err *e);
     err_t (*logits)(struct model *m, const struct step *st, const int32_t *tokens, int32_t n,

@@ -90,7 +90,14 @@ void api_continue(struct xchg *x, const json_t *b)
 {
     struct err e = {0};
     bool empty_cache = true; /* SGLang's; there is no allocator whose cache could be emptied */
-    if (json_get_bool(b, "torch_empty_cache", &empty_cache, &e) || engine_continue(x->s->engine, &e)) reply_err(x, &e);
+    struct update_options o = {.flush_cache = true, .caller = x->caller};
+    struct update_result res = {0};
+    err_t rc = json_get_bool(b, "torch_empty_cache", &empty_cache, &e);
+    if (rc == OK) rc = api_in_flight(x, b, &o, &e);
+    /* Buckets that nobody ended (api_tensor.c): if they cannot be used nothing goes on, so that it is seen. */
+    if (rc == OK) rc = engine_session_end_at_continue(x->s->engine, &o, &res, &e);
+    if (rc == OK) rc = engine_continue(x->s->engine, &e);
+    if (rc) reply_err(x, &e);
     else put_ok(x, "Generation continued successfully.");
 }
 

@@ -38,11 +38,8 @@ void api_health(struct xchg *x, const json_t *body)
         return;
     }
     engine_stat(s->engine, &st);
-    x->status = st.stuck || st.no_weights ? 503 : 200;
-    if (st.no_weights) {
-        buf_puts(&x->out, "{\"status\":\"no valid weights\"}");
-        return;
-    }
+    if (memory_health(x, &st)) return;
+    x->status = st.stuck ? 503 : 200;
     if (st.stuck) buf_puts(&x->out, "{\"status\":\"stuck\"}");
 }
 

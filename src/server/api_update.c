@@ -70,8 +70,8 @@ static const char *why(const struct xchg *x)
     return x->s->stopping ? "server is stopping: " : "";
 }
 
-static void reply_committed(struct xchg *x, err_t rc, const struct err *e, const struct update_options *o,
-                            const struct update_result *r, int64_t t0)
+void reply_updated(struct xchg *x, err_t rc, const struct err *e, const struct update_options *o,
+                   const struct update_result *r, int64_t t0)
 {
     char message[1400];
     if (rc) snprintf(message, sizeof message, "Failed to update weights: %s%s", why(x), e->msg);
@@ -90,7 +90,7 @@ void api_update_from_disk(struct xchg *x, const json_t *b)
     int64_t t = clock_ns();
     if (!parse(x, b, true, &c)) return;
     err_t rc = engine_update(x->s->engine, c.path, &c.o, &res, &e);
-    reply_committed(x, rc, &e, &c.o, &res, t);
+    reply_updated(x, rc, &e, &c.o, &res, t);
 }
 
 void api_stage_from_disk(struct xchg *x, const json_t *b)
@@ -119,7 +119,7 @@ void api_commit_weights(struct xchg *x, const json_t *b)
         return;
     }
     err_t rc = engine_commit(x->s->engine, c.path, &c.o, &res, &e);
-    reply_committed(x, rc, &e, &c.o, &res, t);
+    reply_updated(x, rc, &e, &c.o, &res, t);
 }
 
 void api_discard_weights(struct xchg *x, const json_t *b)

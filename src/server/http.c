@@ -28,7 +28,7 @@ static void xchg_free(struct xchg *x)
     mem_free(x->slots);
     mem_free(x->model);
     grammar_unref(x->tool_grammar);
-    buf_release(&x->body);
+    body_release(x);
     buf_release(&x->out);
     pthread_mutex_destroy(&x->m);
     mem_free(x);
@@ -241,9 +241,9 @@ static struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const c
     x->c = c;
     x->fd = -1;
     x->refs = 1;
-    x->body.max = s->o.max_body_bytes + 1;
     pthread_mutex_init(&x->m, NULL);
     snprintf(x->path, sizeof x->path, "%s", url);
+    x->route = route_find(x->path);
     const char *id = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "x-request-id");
     bool plain = id && *id && strlen(id) < sizeof x->id;
     for (const char *p = id; plain && *p; p++) plain = *p > 0x20 && *p < 0x7f;
@@ -267,7 +267,7 @@ static void name_caller(struct xchg *x)
         snprintf(x->caller, sizeof x->caller, "%s:%s", host, port);
 }
 
-static bool authorised(const struct xchg *x)
+bool xchg_authorised(const struct xchg *x)
 {
     bool admin = x->route && (x->route->flags & ROUTE_ADMIN) && x->s->o.admin_key;
     const char *key = admin ? x->s->o.admin_key : x->s->o.api_key;
@@ -300,11 +300,10 @@ static bool refuse(struct xchg *x, const char *method)
     x->type = "application/json";
     int m = !strcmp(method, "GET") || !strcmp(method, "HEAD") ? M_GET
             : !strcmp(method, "POST") ? M_POST : !strcmp(method, "PUT") ? M_PUT : 0;
-    x->route = route_find(x->path);
-    if (!authorised(x)) return reply_error(x, 401, "Unauthorized"), true;
+    if (!xchg_authorised(x)) return reply_error(x, 401, "Unauthorized"), true;
     if (!x->route) return reply_error(x, 404, "Not Found"), true;
     if (!(x->route->methods & m)) return reply_error(x, 405, "Method Not Allowed"), true;
-    if (x->too_big) return reply_error(x, 413, "body: too large (--max-body-bytes)"), true;
+    if (body_refuse(x)) return true;
     if (!s->ready && !(x->route->flags & ROUTE_LOADING)) {
         x->status = 503;
         pthread_mutex_lock(&s->m);
@@ -322,6 +321,7 @@ static bool refuse(struct xchg *x, const char *method)
     if ((x->route->flags & ROUTE_OPENAI) && m == M_POST &&
         (!ct || strncasecmp(ct, "application/json", 16) || (ct[16] && ct[16] != ';' && ct[16] != ' ')))
         return reply_error(x, 400, "Content-Type must be application/json"), true;
+    if (x->discard) return reply_error(x, 503, "body: it came before the server was ready"), true;
     return false;
 }
 
@@ -332,13 +332,12 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     struct xchg *x = *state;
     (void)version;
     if (!x) {
-        *state = xchg_new(s, c, url);
-        return *state ? MHD_YES : MHD_NO;
+        *state = x = xchg_new(s, c, url);
+        if (x) body_begin(x, method);
+        return x ? MHD_YES : MHD_NO;
     }
     if (*n) {
-        if (x->body.len + *n > s->o.max_body_bytes) x->too_big = true;
-        if (x->too_big) buf_release(&x->body);
-        else if (!buf_put(&x->body, data, *n)) x->too_big = true;
+        body_add(x, data, *n);
         *n = 0;
         return MHD_YES;
     }
@@ -351,6 +350,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     x->started = true;
     if (x->s->o.cors_origin && !strcmp(method, "OPTIONS")) return send_preflight(x);
     if (refuse(x, method)) return send_reply(x);
+    query_read(x);
     if (x->route->where == RUN_INLINE) {
         xchg_run(x);
         return send_reply(x);
@@ -430,6 +430,7 @@ err_t server_start(struct server **out, const struct server_options *o, struct e
     s->o = *o;
     s->preferred = preferred;
     if (!s->o.max_body_bytes) s->o.max_body_bytes = (size_t)64 << 20;
+    if (!s->o.max_weight_body) s->o.max_weight_body = (uint64_t)4 << 30;
     signal(SIGPIPE, SIG_IGN);
     pthread_mutex_init(&s->m, NULL);
     pthread_mutex_init(&s->grammars.m, NULL);
@@ -555,6 +556,7 @@ bool server_stop(struct server *s)
     mem_free(s->watch);
     constraint_release(s);
     json_decref(s->preferred);
+    json_decref(s->snapshot);
     pthread_mutex_destroy(&s->m);
     mem_free(s);
     return true;

@@ -32,7 +32,8 @@ enum route_flags {
     ROUTE_OPENAI = 2,  /* Content-Type is checked */
     ROUTE_LATER = 4,   /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
     ROUTE_GENERATES = 8, /* refused while --ready-after-update waits */
-    ROUTE_ADMIN = 16   /* changes the server: guarded by admin_key, its paths by roots */
+    ROUTE_ADMIN = 16,  /* changes the server: guarded by admin_key, its paths by roots */
+    ROUTE_BYTES = 32   /* the body may be bytes that are no JSON, up to max_weight_body: body.c */
 };
 
 struct route {
@@ -77,7 +78,12 @@ struct xchg {
     char id[64];
     char caller[64]; /* address of the client; RUN_THREAD */
     char path[1100]; /* /v1/models/{id} has a model's path in it */
-    bool too_big, started, big;
+    struct bytes { /* the body of a ROUTE_BYTES, if it is no JSON: mem_* */
+        uint8_t *data;
+        size_t len, cap;
+    } bytes;
+    json_t *query; /* arguments in the path, NULL: none */
+    bool too_big, no_memory, discard, is_bytes, started, big;
     int fd;
     uint64_t gen;
     struct xchg *next_work, *prev_live, *next_live;
@@ -153,6 +159,7 @@ struct server {
     char profile_dir[1024]; /* of the running profile; guarded by m */
     int64_t started;
     struct grammars grammars;
+    json_t *snapshot; /* of /weights_checker; NULL: none */
 };
 
 /* reply.c */
@@ -167,10 +174,20 @@ void put_error(struct buf *b, int status, const char *message);
 void put_id(char *out, size_t n, const char *prefix);
 
 /* http.c */
+bool xchg_authorised(const struct xchg *x);
 void xchg_unref(struct xchg *x);
 void xchg_ready(struct xchg *x);                 /* the reply is complete: send it */
 void xchg_notify(void *slot);                    /* a request's notify */
 void xchg_encoded(struct slot *sl);              /* its last frame may be written now */
+
+/* body.c: a request's body, collected by the I/O thread */
+void body_begin(struct xchg *x, const char *method);
+void body_add(struct xchg *x, const char *data, size_t n);
+bool body_refuse(struct xchg *x); /* replied: it was too large, ... */
+void body_release(struct xchg *x);
+/* query.c: a field that came as text (in the path, in a file's metadata), as JSON of the type it has in a body */
+void query_put(json_t *to, const char *name, const char *value);
+void query_read(struct xchg *x); /* into x->query; I/O thread */
 
 /* work.c */
 void work_start(struct server *s);
@@ -249,7 +266,23 @@ void api_abort_request(struct xchg *x, const json_t *b);
 /* api_profile.c */
 void api_start_profile(struct xchg *x, const json_t *b);
 void api_stop_profile(struct xchg *x, const json_t *b);
+/* api_tensor.c */
+void api_update_from_tensor(struct xchg *x, const json_t *b);
+void api_begin_update(struct xchg *x, const json_t *b);
+void api_end_update(struct xchg *x, const json_t *b);
+void api_post_process(struct xchg *x, const json_t *b);
+void api_multi_gpu(struct xchg *x, const json_t *b); /* what needs it: refused */
+/* api_memory.c */
+void api_release_memory(struct xchg *x, const json_t *b);
+void api_resume_memory(struct xchg *x, const json_t *b);
+bool memory_health(struct xchg *x, const struct engine_stats *st); /* replied: no generation is possible now */
+/* api_weights.c */
+void api_get_weights(struct xchg *x, const json_t *b);
+void api_check_weights(struct xchg *x, const json_t *b);
 /* api_update.c */
+/* What came of an update that began at t0 (clock_ns); without `success` a 400 (or 503 in a stop). */
+void reply_updated(struct xchg *x, err_t rc, const struct err *e, const struct update_options *o,
+                   const struct update_result *r, int64_t t0);
 void api_update_from_disk(struct xchg *x, const json_t *b);
 /* api_pull.c */
 void api_pull_weights(struct xchg *x, const json_t *b);

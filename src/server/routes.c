@@ -63,7 +63,6 @@ static const struct {
     {"/slow_down", "steps are never slowed down"},
     {"/configure_logging", "start the server with --log-level"},
     {"/set_internal_state", "none of the settings it takes exist here"},
-    {"/update_weights_from_ipc", "use /update_weights_from_disk"},
 };
 
 static bool path_is(const char *row, const char *path)
@@ -117,6 +116,18 @@ static const struct route routes[] = {
     {"/start_profile", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_start_profile},
     {"/stop_profile", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_stop_profile},
     {"/update_weights_from_disk", M_POST, RUN_THREAD, ROUTE_ADMIN, api_update_from_disk},
+    {"/update_weights_from_tensor", M_POST, RUN_THREAD, ROUTE_ADMIN | ROUTE_BYTES, api_update_from_tensor},
+    {"/begin_weight_update", M_POST, RUN_WORKER, ROUTE_ADMIN, api_begin_update},
+    {"/end_weight_update", M_POST, RUN_THREAD, ROUTE_ADMIN, api_end_update},
+    {"/get_weights_by_name", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_get_weights},
+    {"/weights_checker", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_check_weights},
+    {"/release_memory_occupation", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_release_memory},
+    {"/resume_memory_occupation", M_GET | M_POST, RUN_THREAD, ROUTE_ADMIN, api_resume_memory},
+    {"/post_process_weights", M_POST, RUN_WORKER, ROUTE_ADMIN, api_post_process},
+    {"/init_weights_update_group", M_POST, RUN_WORKER, ROUTE_ADMIN, api_multi_gpu},
+    {"/destroy_weights_update_group", M_POST, RUN_WORKER, ROUTE_ADMIN, api_multi_gpu},
+    {"/update_weights_from_distributed", M_POST, RUN_WORKER, ROUTE_ADMIN, api_multi_gpu},
+    {"/update_weights_from_ipc", M_POST, RUN_WORKER, ROUTE_ADMIN, api_multi_gpu},
     {"/tokenize", M_POST, RUN_WORKER, 0, api_tokenize},
     {"/v1/tokenize", M_POST, RUN_WORKER, 0, api_tokenize},
     {"/detokenize", M_POST, RUN_WORKER, 0, api_detokenize},

@@ -37,6 +37,7 @@ struct server_options {
     bool add_bos;
     int32_t context_len;
     size_t max_body_bytes;      /* 0: 64 MiB */
+    uint64_t max_weight_body;   /* of /update_weights_from_tensor; 0: 4 GiB */
     const char *api_key;        /* NULL: none asked */
     const char *preferred_sampling; /* JSON object under each sampling_params of /generate; NULL: none */
     int stream_interval;            /* tokens from one frame of a stream to the next; below 1: 1 */

@@ -282,17 +282,17 @@ static int by_entry(const void *a, const void *b)
     return c ? c : (x->file > y->file) - (x->file < y->file);
 }
 
-static err_t collect_entries(struct checkpoint *c, struct err *e)
+static err_t collect_entries(struct checkpoint *c, const struct st_file *files, size_t n_files,
+                             struct err *e)
 {
     size_t n = 0;
-    for (size_t i = 0; i < c->n_files; i++)
-        n += c->files[i].n;
+    for (size_t i = 0; i < n_files; i++)
+        n += files[i].n;
     c->entries = mem_try_array(n, sizeof c->entries[0]);
     if (c->entries == NULL) return err_set(e, ERR_NOMEM, "no memory for %zu tensors", n);
-    for (size_t i = 0; i < c->n_files; i++)
-        for (size_t j = 0; j < c->files[i].n; j++)
-            c->entries[c->n_tensors++] =
-                (struct checkpoint_entry){&c->files[i], &c->files[i].tensors[j]};
+    for (size_t i = 0; i < n_files; i++)
+        for (size_t j = 0; j < files[i].n; j++)
+            c->entries[c->n_tensors++] = (struct checkpoint_entry){&files[i], &files[i].tensors[j]};
     if (n) qsort(c->entries, n, sizeof c->entries[0], by_entry);
     for (size_t i = 1; i < n; i++) {
         const struct checkpoint_entry *x = &c->entries[i - 1], *y = &c->entries[i];
@@ -341,7 +341,7 @@ static err_t open_all(struct checkpoint *c, struct names *files, json_t **root, 
     if (rc != OK) return rc;
     qsort(files->v, files->n, sizeof files->v[0], by_string);
     rc = open_files(c, files, e);
-    if (rc == OK) rc = collect_entries(c, e);
+    if (rc == OK) rc = collect_entries(c, c->files, c->n_files, e);
     if (rc == OK && map) rc = check_index(c, map, e);
     return rc;
 }
@@ -355,6 +355,18 @@ err_t checkpoint_open(struct checkpoint *c, const char *dir, struct err *e)
     err_t rc = open_all(&t, &files, &root, e);
     names_free(&files);
     json_decref(root);
+    if (rc != OK) {
+        checkpoint_close(&t);
+        return rc;
+    }
+    *c = t;
+    return OK;
+}
+
+err_t checkpoint_of(struct checkpoint *c, const struct st_file *files, size_t n, struct err *e)
+{
+    struct checkpoint t = {0};
+    err_t rc = collect_entries(&t, files, n, e);
     if (rc != OK) {
         checkpoint_close(&t);
         return rc;

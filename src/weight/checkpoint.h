@@ -21,9 +21,9 @@
 #define CHECKPOINT_INDEX_MAX ((size_t)256 << 20)
 
 struct checkpoint {
-    char *dir;
+    char *dir; /* NULL: of files that are open already */
     size_t n_files;
-    struct st_file *files;
+    struct st_file *files; /* its own */
     size_t n_tensors;
     struct checkpoint_entry {
         const struct st_file *file;
@@ -33,6 +33,9 @@ struct checkpoint {
 
 err_t checkpoint_find(char **dir, const char *model, struct err *e) MUST_USE; /* caller frees */
 err_t checkpoint_open(struct checkpoint *c, const char *dir, struct err *e) MUST_USE;
+/* The tensors of open files, which are borrowed; none may have a name twice. */
+err_t checkpoint_of(struct checkpoint *c, const struct st_file *files, size_t n,
+                    struct err *e) MUST_USE;
 void checkpoint_close(struct checkpoint *c);
 /* Of the names, sizes, times and inodes of a folder's files: while it is the same, nothing there has changed. */
 err_t checkpoint_stamp(char stamp[DIGEST_HEX], const char *dir, struct err *e) MUST_USE;

@@ -105,7 +105,34 @@ static err_t find_all(struct plan *p, struct spelling *s, const struct slot_spec
     return OK;
 }
 
-static err_t fill(struct plan *p, const struct slot_spec *specs, struct err *e)
+/* Slots that are encoded together come together. */
+static err_t check_runs(const struct plan *p, const struct slot_spec *specs, struct err *e)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        const struct slot_spec *s = &specs[i];
+        size_t first = i - s->amax_at;
+        if (!p->slots[i].found || !s->encode || s->amax_n < 2 ||
+            p->slots[i].weight.format == s->shape.format ||
+            !format_needs_amax(&formats[s->shape.format]))
+            continue;
+        for (size_t k = first; k < first + s->amax_n; k++)
+            if (!p->slots[k].found)
+                return err_set(e, ERR_INPUT,
+                               "tensor %s: is quantized here together with what is missing: %s",
+                               s->name, specs[k].name);
+    }
+    return OK;
+}
+
+static err_t check_part(const struct plan *p, const struct slot_spec *specs, struct err *e)
+{
+    for (size_t i = 0; i < p->n; i++)
+        if (p->slots[i].found) return check_runs(p, specs, e);
+    return err_set(e, ERR_INPUT, "no tensors of the model were given");
+}
+
+/* `whole`: every slot must be found. */
+static err_t fill(struct plan *p, const struct slot_spec *specs, bool whole, struct err *e)
 {
     struct spelling s = {0};
     bool twice = false, *marks = mem_try_array(p->n + 1, 2 * sizeof *marks);
@@ -117,9 +144,10 @@ static err_t fill(struct plan *p, const struct slot_spec *specs, struct err *e)
     bool *first = marks, *have = marks + p->n;
     err_t rc = mark_first(first, specs, p->n, &twice, e);
     if (rc == OK) rc = spelling_open(&s, &p->checkpoint, e);
+    s.partial = !whole;
     if (rc == OK) rc = find_all(p, &s, specs, first, have, e);
     if (rc == OK) rc = spelling_rest(&s, twice, e);
-    if (rc == OK) rc = plan_missing(specs, p->n, have, e);
+    if (rc == OK) rc = whole ? plan_missing(specs, p->n, have, e) : check_part(p, specs, e);
     spelling_close(&s);
     mem_free(marks);
     return rc;
@@ -132,7 +160,21 @@ err_t plan_open(struct plan *p, const char *dir, const struct slot_spec *specs, 
     err_t rc = checkpoint_open(&t.checkpoint, dir, e);
     if (rc != OK) return rc;
     rc = quant_config_load(&t.config, dir, e);
-    if (rc == OK) rc = fill(&t, specs, e);
+    if (rc == OK) rc = fill(&t, specs, true, e);
+    if (rc != OK) {
+        plan_close(&t);
+        return rc;
+    }
+    *p = t;
+    return OK;
+}
+
+err_t plan_open_part(struct plan *p, const struct st_file *files, size_t n_files,
+                     const struct slot_spec *specs, size_t n, struct err *e)
+{
+    struct plan t = {.n = n};
+    err_t rc = checkpoint_of(&t.checkpoint, files, n_files, e);
+    if (rc == OK) rc = fill(&t, specs, false, e);
     if (rc != OK) {
         plan_close(&t);
         return rc;

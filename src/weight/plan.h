@@ -7,6 +7,7 @@
  *     if (plan_encode(&p, specs, FORMAT_NVFP4, accept, e) != OK) ...   // or of --quantization
  *     if (plan_check(&p, specs, e) != OK) ...          // update: formats are as resident
  *     plan_close(&p);
+ *     if (plan_open_part(&p, files, n_files, specs, n, e) != OK) ...   // instead of plan_open
  *
  * plan_open refuses, by name: a tensor that is missing, unknown, of a wrong shape or dtype, without
  * its scale; more experts than the model's; a module whose storage contradicts the quantization
@@ -35,6 +36,11 @@ struct plan {
 
 err_t plan_open(struct plan *p, const char *dir, const struct slot_spec *specs, size_t n,
                 struct err *e) MUST_USE;
+/* Part of a checkpoint: the tensors of files in memory (borrowed), whatever slots they fill; the
+ * others are not `found`.  Refused too: no tensor at all, and part of a run of slots that are encoded
+ * with one amax (store.h), since the rest of it is not there to be encoded anew. */
+err_t plan_open_part(struct plan *p, const struct st_file *files, size_t n_files,
+                     const struct slot_spec *specs, size_t n, struct err *e) MUST_USE;
 void plan_close(struct plan *p);
 
 /* Sets shape.format of every matrix.  ERR_UNSUPPORTED: quantized where only BF16 can be. */

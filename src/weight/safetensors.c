@@ -205,6 +205,7 @@ static err_t parse_root(struct st_file *f, json_t *root, uint64_t data_start, ui
     {
         if (is_metadata(key)) {
             rc = check_metadata(v, e);
+            if (rc == OK) f->metadata = json_incref(v);
         } else {
             size_t len = strlen(key) + 1;
             memcpy(names, key, len);
@@ -220,13 +221,14 @@ static err_t parse_root(struct st_file *f, json_t *root, uint64_t data_start, ui
     }
     if (rc != OK) {
         mem_free(tensors);
+        json_decref(f->metadata);
+        f->metadata = NULL;
         return rc;
     }
     for (i = 0; i < n; i++)
         tensors[i].offset += data_start;
     f->tensors = tensors;
     f->n = n;
-    f->metadata = json_incref(json_object_get(root, "__metadata__"));
     return OK;
 }
 
@@ -246,6 +248,15 @@ err_t st_parse(struct st_file *f, const char *header, size_t n, uint64_t data_st
     return rc;
 }
 
+/* Bytes [at, at + n), wherever they are. */
+static err_t fetch(const struct st_file *f, void *to, size_t n, uint64_t at, struct err *e)
+{
+    if (f->memory == NULL) return file_pread(f->fd, to, n, at, f->path, e);
+    CHECK(at <= f->file_bytes && n <= f->file_bytes - at);
+    if (n) memcpy(to, f->memory + at, n);
+    return OK;
+}
+
 /* The header's n bytes, but of white space outside of strings only the first of each run and piece (99 MB of it
  * may pad a header, C65); into `to` with room for *kept bytes, or only counted (to NULL).  The file may change between the two: what does not fit is an error. */
 static err_t squeezed(const struct st_file *f, size_t n, char *to, size_t *kept, struct err *e)
@@ -255,7 +266,7 @@ static err_t squeezed(const struct st_file *f, size_t n, char *to, size_t *kept,
     bool in_string = false, escaped = false;
     for (size_t at = 0; at < n;) {
         size_t m = n - at < PIECE_BYTES ? n - at : PIECE_BYTES;
-        err_t rc = file_pread(f->fd, piece, m, 8 + at, f->path, e);
+        err_t rc = fetch(f, piece, m, 8 + at, e);
         if (rc != OK) return rc;
         piece[m] = 0;
         for (size_t i = 0; i < m;) {
@@ -282,7 +293,7 @@ static err_t read_header(struct st_file *f, struct err *e)
     if (f->file_bytes < sizeof raw)
         return err_set(e, ERR_INPUT, "%s: %llu bytes, too short for a header length", f->path,
                        (unsigned long long)f->file_bytes);
-    err_t rc = file_pread(f->fd, raw, sizeof raw, 0, f->path, e);
+    err_t rc = fetch(f, raw, sizeof raw, 0, e);
     if (rc != OK) return rc;
     uint64_t n = 0, rest = f->file_bytes - sizeof raw;
     for (int i = 7; i >= 0; i--)
@@ -332,6 +343,26 @@ err_t st_open(struct st_file *f, const char *path, struct err *e)
     return OK;
 }
 
+err_t st_open_memory(struct st_file *f, const char *name, const void *memory, uint64_t bytes,
+                     struct err *e)
+{
+    struct st_file t = {.fd = -1, .file_bytes = bytes, .path = mem_dup_n(name, strlen(name))};
+    t.memory = memory ? memory : (const uint8_t *)"";
+    if (t.path == NULL) return err_set(e, ERR_NOMEM, "%s: no memory for the name", name);
+    err_t rc = read_header(&t, e);
+    if (rc != OK) {
+        st_close(&t);
+        return rc;
+    }
+    *f = t;
+    return OK;
+}
+
+const char *st_metadata(const struct st_file *f, const char *name)
+{
+    return json_string_value(json_object_get(f->metadata, name));
+}
+
 void st_close(struct st_file *f)
 {
     if (f->path && f->fd >= 0) close(f->fd);
@@ -341,14 +372,10 @@ void st_close(struct st_file *f)
     *f = (struct st_file){.fd = -1};
 }
 
-const char *st_metadata(const struct st_file *f, const char *key)
-{
-    return json_string_value(json_object_get(f->metadata, key));
-}
-
 err_t st_unchanged(const struct st_file *f, struct err *e)
 {
     struct stat st;
+    if (f->memory) return OK; /* nobody else has it */
     if (fstat(f->fd, &st) != 0) return err_set(e, ERR_IO, "%s: %s", f->path, strerror(errno));
     if ((uint64_t)st.st_size == f->file_bytes && st.st_mtim.tv_sec == f->mtime.tv_sec &&
         st.st_mtim.tv_nsec == f->mtime.tv_nsec)
@@ -360,7 +387,7 @@ err_t st_read(const struct st_file *f, const struct st_tensor *t, uint64_t offse
               size_t bytes, struct err *e)
 {
     CHECK(offset <= t->bytes && bytes <= t->bytes - offset);
-    err_t rc = file_pread(f->fd, to, bytes, t->offset + offset, f->path, e);
+    err_t rc = fetch(f, to, bytes, t->offset + offset, e);
     if (rc != OK) return err_wrap(e, rc, "tensor %s", t->name);
     return st_unchanged(f, e); /* after the read: what came before it is then known too */
 }

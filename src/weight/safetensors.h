@@ -9,6 +9,7 @@
  * unknown one is refused even if nobody needs the tensor), and no name twice (cases C65, C67).
  *
  * st_open keeps the descriptor; st_read preads, and refuses if size or mtime changed since (C11).
+ * st_open_memory reads the same bytes from memory.
  */
 #ifndef WEIGHT_SAFETENSORS_H
 #define WEIGHT_SAFETENSORS_H
@@ -53,7 +54,8 @@ struct st_tensor {
 };
 
 struct st_file {
-    char *path;
+    char *path;            /* of a file in memory: what messages call it */
+    const uint8_t *memory; /* borrowed; NULL: the bytes are those of fd */
     int fd;
     uint64_t file_bytes;
     struct timespec mtime;
@@ -67,9 +69,12 @@ struct st_file {
 err_t st_parse(struct st_file *f, const char *header, size_t n, uint64_t data_start,
                uint64_t data_bytes, struct err *e) MUST_USE;
 err_t st_open(struct st_file *f, const char *path, struct err *e) MUST_USE;
+/* A file of `bytes` bytes at `memory`, which must stay there until st_close. */
+err_t st_open_memory(struct st_file *f, const char *name, const void *memory, uint64_t bytes,
+                     struct err *e) MUST_USE;
+/* A value of the header's __metadata__, owned by the file; NULL: it has none of that name. */
+const char *st_metadata(const struct st_file *f, const char *name);
 void st_close(struct st_file *f);
-/* A string of __metadata__, owned by the file; NULL: absent. */
-const char *st_metadata(const struct st_file *f, const char *key);
 /* ERR_IO if size or mtime are no longer those of st_open. */
 err_t st_unchanged(const struct st_file *f, struct err *e) MUST_USE;
 /* Part of a tensor: `bytes` bytes from `offset` within it. */

@@ -81,6 +81,26 @@ static const char *const kv_names[][2] = {
     {"kv_scale", "kv_scale"},                       /* one for both */
 };
 
+static bool begins(const char *name, const char *prefix, const char *rest)
+{
+    size_t n = strlen(prefix);
+    return strncmp(name, prefix, n) == 0 && strncmp(name + n, rest, strlen(rest)) == 0;
+}
+
+/* What a tensor says of the prefixes, if it does: "model.layers.", "language_model.lm_head.". */
+static void prefix_of(struct spelling *s, const char *name)
+{
+    for (size_t i = 0; i < COUNT(prefixes); i++) {
+        const char *model = prefixes[i].model, *head = prefixes[i].head;
+        if (!begins(name, model, "layers.") && !begins(name, model, "norm.weight") &&
+            (*head == 0 || !begins(name, head, "lm_head.")))
+            continue;
+        s->prefix = model;
+        s->head_prefix = head;
+        return;
+    }
+}
+
 err_t spelling_open(struct spelling *s, const struct checkpoint *c, struct err *e)
 {
     struct spelling t = {.checkpoint = c, .used = mem_try_array(c->n_tensors + 1, sizeof *t.used)};
@@ -92,6 +112,8 @@ err_t spelling_open(struct spelling *s, const struct checkpoint *c, struct err *
         t.prefix = prefixes[i].model;
         t.head_prefix = prefixes[i].head;
     }
+    for (size_t i = 0; i < c->n_tensors && t.prefix == NULL; i++)
+        prefix_of(&t, c->entries[i].tensor->name);
     if (t.prefix == NULL) t.prefix = prefixes[0].model, t.head_prefix = prefixes[0].head;
     *s = t;
     return OK;
@@ -204,6 +226,7 @@ static bool find_expert(const struct spelling *s, struct found *f, char module[N
         if (!expert_module(module, a, x, x->proj) || !find_data(s, f, module, a->fused)) continue;
         f->arrangement = a->name;
         f->fused = a->fused;
+        f->partial = s->partial;
         if (!a->fused) return true;
         char other[NAME_BYTES];
         struct found sibling = {0};
@@ -332,11 +355,35 @@ bool spelling_is_rest(const struct spelling *s, size_t i, bool tied)
     return s->used[i] || !ignored(s, t->name, tied);
 }
 
+/* Of a scale whose weight is not there: the weight's name. */
+static bool orphan(char weight[NAME_BYTES], const struct spelling *s, const char *name)
+{
+    char module[NAME_BYTES];
+    struct found f = {0};
+    size_t len = strlen(name);
+    for (size_t i = 0; i < COUNT(companions); i++) {
+        const struct companion *c = &companions[i];
+        size_t k = strlen(c->suffix);
+        if (c->part == PART_DATA || len <= k || strcmp(name + len - k, c->suffix) != 0) continue;
+        snprintf(module, sizeof module, "%.*s", (int)(len - k), name);
+        if ((c->own && find_data(s, &f, module, false)) ||
+            (c->fused && find_data(s, &f, module, true)))
+            return false;
+        int n = snprintf(weight, NAME_BYTES, "%s%s", module, c->own ? ".weight" : "");
+        return n >= 0 && n < NAME_BYTES;
+    }
+    return false;
+}
+
 err_t spelling_rest(const struct spelling *s, bool tied, struct err *e)
 {
+    char weight[NAME_BYTES];
     for (size_t i = 0; i < s->checkpoint->n_tensors; i++) {
         const struct checkpoint_entry *t = &s->checkpoint->entries[i];
         if (!spelling_is_rest(s, i, tied)) continue;
+        if (!s->used[i] && orphan(weight, s, t->tensor->name))
+            return err_set(e, ERR_INPUT, "tensor %s: without its weight; missing: %s (in %s)",
+                           t->tensor->name, weight, t->file->path);
         return err_set(e, ERR_INPUT, "tensor %s: %s (in %s)", t->tensor->name,
                        s->used[i] ? "holds more than the model's experts" : "unknown to the model",
                        t->file->path);

@@ -33,8 +33,12 @@
  * Experts  one tensor each (gate_proj, up_proj, down_proj; Mixtral's w1, w3, w2); fused
  *          gate_up_proj [E, 2I, H], gate rows first; transposed [E, H, 2I]; gpt-oss [E, 2I, ...]
  *          with gate and up rows in turn.  Scalars of fused experts: one, [E] or [E, 2] (gate, up).
- * Prefixes model., language_model.model., model.language_model., none: as the embedding has it.
+ * Prefixes model., language_model.model., model.language_model., none: as the embedding has it, or
+ *          without one (part of a checkpoint) the first tensor that tells.
  * k and v scales under the names of spelling.c's table.
+ *
+ * A scale whose weight is not there is refused by name, like a weight without its scale: in part of a
+ * checkpoint as in a whole one.
  *
  * Whether a scale is usable is a matter of its bytes: update.h.  An input scale may be missing.
  */
@@ -48,6 +52,7 @@
 struct spelling {
     const struct checkpoint *checkpoint; /* borrowed */
     const char *prefix, *head_prefix;    /* instead of "model." and before "lm_head." */
+    bool partial;   /* of part of a checkpoint, which may lack what tells how a fused tensor lies */
     uint64_t *used; /* [n_tensors], bytes of each that were asked for */
 };
 

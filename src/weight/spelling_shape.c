@@ -219,6 +219,11 @@ static err_t match_data(struct spelled *w, struct place *p, int n_dims, uint64_t
         bool straight = fits(&v, p, rows, c, false);
         bool flipped = p->f->fused && !p->f->interleaved && fits(&v, &turned, rows, c, false);
         if (!straight && !flipped) return bad_shape(e, p->f, &v, 2, rows, c);
+        if (straight && flipped && p->f->partial && p->f->sibling == NULL)
+            return err_set(e, ERR_INPUT,
+                           "tensor %s: its shape fits both ways round; the other fused tensor of "
+                           "its layer is missing, which would tell",
+                           t->tensor->name);
         p->transposed = flipped && (!straight || sibling_transposed(p->f, rows, cols));
     }
     w->part[PART_DATA] = rectangle(p, t, rows, c, k->data_convert);

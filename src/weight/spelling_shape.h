@@ -10,6 +10,7 @@ struct found {
     bool inverse[PART_COUNT];
     const char *arrangement;
     bool fused, interleaved; /* all experts in one tensor; gate and up rows in turn */
+    bool partial; /* the checkpoint may lack the sibling */
     unsigned expert, half, halves; /* of a fused one: which expert, 0 or 1 of 1 or 2 */
     const struct checkpoint_entry *sibling; /* data of the layer's other fused tensor, or NULL */
 };

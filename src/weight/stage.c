@@ -1,5 +1,5 @@
-/* stage.c - a planned checkpoint into the spare arena, by several threads; in place: read to be checked,
- * later once more into the resident arena. */
+/* stage.c - a planned checkpoint, or part of one, into the spare arena, by several threads; in place: read to
+ * be checked, later once more into the resident arena. */
 #include "base/buf.h"
 #include "base/mem.h"
 #include "weight/manifest.h"
@@ -351,30 +351,30 @@ static err_t load_run(struct load *l, int n_threads, struct err *e)
     return err_set(e, l->rc, "%s", l->error.msg);
 }
 
-err_t update_stage_folder(struct update *u, const char *dir, const struct stage_options *o,
-                          struct update_progress *progress, struct err *e)
+/* Takes the plan. */
+static err_t stage_plan(struct update *u, struct plan *plan, const struct stage_options *o,
+                        struct update_progress *progress, struct err *e)
 {
-    err_t rc = update_check_open(u, e);
-    if (rc != OK) return rc;
-    struct plan plan;
-    const struct slot_spec *specs = store_spec(u->store, 0);
-    rc = plan_open(&plan, dir, specs, store_slots(u->store), e);
-    if (rc != OK) return rc;
-    struct load l = {.u = u,
-                     .plan = &plan,
-                     .progress = progress,
-                     .any_bf16 = o->any_bf16,
-                     .nice = o->nice};
-    rc = plan_check(&plan, specs, e);
-    if (rc == OK && o->manifest) rc = manifest_check(o->manifest, &plan.checkpoint, progress, e);
+    struct load l = {.u = u, .plan = plan, .progress = progress, .any_bf16 = o->any_bf16, .nice = o->nice};
+    err_t rc = plan_check(plan, store_spec(u->store, 0), e);
+    if (rc == OK && o->manifest) rc = manifest_check(o->manifest, &plan->checkpoint, progress, e);
     if (rc == OK) rc = load_plan(&l, e);
     if (rc == OK) rc = load_run(&l, o->n_threads, e);
     mem_free(l.jobs);
     if (rc == OK && u->in_place)
-        *u->kept = (struct kept){plan, o->any_bf16};
+        *u->kept = (struct kept){*plan, o->any_bf16};
     else
-        plan_close(&plan);
+        plan_close(plan);
     return rc;
+}
+
+err_t update_stage_folder(struct update *u, const char *dir, const struct stage_options *o,
+                          struct update_progress *progress, struct err *e)
+{
+    struct plan plan;
+    err_t rc = update_check_open(u, e);
+    if (rc == OK) rc = plan_open(&plan, dir, store_spec(u->store, 0), store_slots(u->store), e);
+    return rc == OK ? stage_plan(u, &plan, o, progress, e) : rc;
 }
 
 err_t update_stage_dir(struct update *u, const char *dir, int n_threads,
@@ -382,6 +382,20 @@ err_t update_stage_dir(struct update *u, const char *dir, int n_threads,
 {
     const struct stage_options o = {.n_threads = n_threads};
     return update_stage_folder(u, dir, &o, progress, e);
+}
+
+err_t update_stage_part(struct update *u, const struct st_file *files, size_t n_files,
+                        const struct stage_options *o, struct update_progress *progress,
+                        struct err *e)
+{
+    struct plan plan;
+    err_t rc = update_check_open(u, e);
+    if (rc == OK)
+        rc = plan_open_part(&plan, files, n_files, store_spec(u->store, 0), store_slots(u->store),
+                            e);
+    if (rc == OK) rc = stage_plan(u, &plan, o, progress, e);
+    if (rc == OK) update_keep_rest(u);
+    return rc;
 }
 
 err_t update_overwrite(struct update *u, int n_threads, struct update_progress *progress,
@@ -405,6 +419,7 @@ err_t update_overwrite(struct update *u, int n_threads, struct update_progress *
         if (rc == OK) update_fill_absent(u);
         if (rc == OK) rc = store_check(u->store, e);
         u->next = NULL;
+        if (rc == OK) store_rewritten(u->store);
     }
     mem_free(l.jobs);
     u->state = COMMITTED;

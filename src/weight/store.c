@@ -1,6 +1,7 @@
 #include "weight/store.h"
 
 #include "base/mem.h"
+#include "base/pages.h"
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,8 @@ struct store {
     struct matrix *matrices;
     struct memory memory;
     void *arena;
+    void *backup; /* of a released arena, on the host */
+    bool lost;    /* the arena's bytes are no weights */
     uint64_t epoch;
     atomic_bool claimed;
 };
@@ -88,6 +91,7 @@ void store_free(struct store *s)
 {
     if (s == NULL) return;
     store_arena_free(s, s->arena);
+    pages_release(s->backup, s->bytes);
     mem_free(s->specs);
     mem_free(s->offsets);
     mem_free(s->order);
@@ -188,6 +192,15 @@ void store_get(const struct store *s, void *canon, size_t slot, part_t part, siz
     store_get_from(s, s->arena, canon, slot, part, row0, n);
 }
 
+void store_keep(const struct store *s, void *arena, size_t slot, size_t n)
+{
+    CHECK(slot <= s->n && n <= s->n - slot);
+    CHECK(!store_lost(s));
+    size_t at = slot < s->n ? s->offsets[slot] : s->bytes;
+    size_t end = slot + n < s->n ? s->offsets[slot + n] : s->bytes;
+    s->memory.ops->copy(s->memory.ctx, (char *)arena + at, (const char *)s->arena + at, end - at);
+}
+
 void store_swap(struct store *s, void **a)
 {
     void *spare;
@@ -199,14 +212,59 @@ void store_swap(struct store *s, void **a)
         if (r->kind == RESIDENT_MATRIX)
             s->matrices[i] = layout_matrix(r->format, (size_t)r->rows, (size_t)r->cols, s->ptrs[i]);
     }
+    s->lost = false;
     s->epoch++;
+}
+
+bool store_lost(const struct store *s)
+{
+    return s->arena == NULL || s->lost;
+}
+
+err_t store_release(struct store *s, bool keep, struct err *e)
+{
+    const struct memory *m = &s->memory;
+    CHECK(s->arena);
+    if (keep && !s->lost) {
+        s->backup = pages_try(s->bytes);
+        if (s->backup == NULL)
+            return err_set(e, ERR_NOMEM, "no memory to keep the weights in (%zu bytes)", s->bytes);
+        m->ops->copy(m->ctx, s->backup, s->arena, s->bytes);
+    }
+    err_t rc = m->ops->check(m->ctx, e);
+    if (rc == OK) rc = m->ops->release(m->ctx, s->arena, s->bytes, e);
+    if (rc == OK) {
+        s->lost = true;
+    } else {
+        pages_release(s->backup, s->bytes);
+        s->backup = NULL;
+    }
+    return rc;
+}
+
+err_t store_resume(struct store *s, struct err *e)
+{
+    const struct memory *m = &s->memory;
+    err_t rc = m->ops->resume(m->ctx, s->arena, s->bytes, e);
+    if (rc != OK || s->backup == NULL) return rc;
+    m->ops->copy(m->ctx, s->arena, s->backup, s->bytes);
+    pages_release(s->backup, s->bytes);
+    s->backup = NULL;
+    s->lost = false;
+    return m->ops->check(m->ctx, e);
 }
 
 void *store_reopen(struct store *s)
 {
     CHECK(s->arena);
+    s->lost = true;
     s->epoch++;
     return s->arena;
+}
+
+void store_rewritten(struct store *s)
+{
+    s->lost = false;
 }
 
 err_t store_check(const struct store *s, struct err *e)

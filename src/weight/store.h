@@ -50,6 +50,13 @@ uint64_t store_epoch(const struct store *s);
 size_t store_bytes(const struct store *s);  /* of one generation, padding included */
 uint64_t store_hash(const struct store *s); /* xxh3 of the resident bytes */
 
+/* Between two steps: the memory of the resident weights back to the system.  `keep`: their bytes are copied to
+ * host memory before, and come back with the resume; else they are lost, and what is resident then is no weights
+ * until the next commit (store_lost): nothing may be computed with it, or kept of it by an update. */
+err_t store_release(struct store *s, bool keep, struct err *e) MUST_USE;
+err_t store_resume(struct store *s, struct err *e) MUST_USE;
+bool store_lost(const struct store *s); /* no weights are resident */
+
 /* For update.c: a zeroed arena (NULL: out of memory), rows of a part into a slot of it, and the
  * swap, which leaves the arena to free in *a (NULL the first time). */
 void *store_arena_new(const struct store *s);
@@ -59,8 +66,12 @@ void store_put(const struct store *s, void *arena, size_t slot, part_t part, siz
 void store_get_from(const struct store *s, const void *arena, void *canon, size_t slot, part_t part,
                     size_t row0, size_t n);
 void store_swap(struct store *s, void **a);
-/* For an update in place: the resident arena, which counts as another generation from here on. */
+/* Slots [slot, slot + n) of the resident generation into an arena. */
+void store_keep(const struct store *s, void *arena, size_t slot, size_t n);
+/* For an update in place: the resident arena, which counts as another generation from here on, and as lost until
+ * store_rewritten. */
 void *store_reopen(struct store *s);
+void store_rewritten(struct store *s);
 /* Canonical rows of a resident part. */
 void store_get(const struct store *s, void *canon, size_t slot, part_t part, size_t row0, size_t n);
 /* OK, or the first failure of the memory (backend/memory.h, check). */

@@ -101,6 +101,18 @@ void update_mark(struct update *u, size_t slot)
         u->staged[slot] = true;
 }
 
+void update_keep_rest(struct update *u)
+{
+    size_t n = store_slots(u->store);
+    u->partial = !store_lost(u->store);
+    if (!u->partial || u->in_place) return;
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i; end < n && u->staged[end] == u->staged[i]; end++)
+            ;
+        if (!u->staged[i]) store_keep(u->store, u->next, i, end - i);
+    }
+}
+
 err_t update_check_open(const struct update *u, struct err *e)
 {
     if (u->state == OPEN && !u->broken) return OK;
@@ -189,7 +201,7 @@ void update_fill_absent(struct update *u)
 {
     for (size_t i = 0; i < store_slots(u->store); i++) {
         const struct slot_spec *p = store_spec(u->store, i);
-        if (u->staged[i] || !p->optional) continue;
+        if (u->staged[i] || u->partial || !p->optional) continue;
         CHECK(p->shape.kind == RESIDENT_F32 && p->shape.rows == 1 && p->shape.cols <= MAX_ABSENT);
         float x[MAX_ABSENT];
         for (size_t c = 0; c < p->shape.cols; c++)
@@ -201,7 +213,7 @@ void update_fill_absent(struct update *u)
 err_t update_prepare(struct update *u, struct err *e)
 {
     err_t rc = update_check_open(u, e);
-    if (rc == OK && store_slots(u->store))
+    if (rc == OK && store_slots(u->store) && !u->partial)
         rc = plan_missing(store_spec(u->store, 0), store_slots(u->store), u->staged, e);
     if (rc != OK) return rc;
     if (u->bad_slot != SIZE_MAX) return err_set(e, ERR_INPUT, "%s", u->bad_note);
@@ -215,6 +227,10 @@ float update_input_scale(const struct update *u, size_t slot)
 {
     CHECK(u->state == PREPARED);
     float input;
+    if (u->in_place && u->partial && !u->staged[slot]) {
+        store_get(u->store, &input, slot, PART_INPUT, 0, 1);
+        return input;
+    }
     if (u->in_place) return u->inputs[slot];
     store_get_from(u->store, u->next, &input, slot, PART_INPUT, 0, 1);
     return input;

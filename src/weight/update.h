@@ -37,6 +37,7 @@
 #ifndef WEIGHT_UPDATE_H
 #define WEIGHT_UPDATE_H
 
+#include "weight/safetensors.h"
 #include "base/digest.h"
 #include "weight/store.h"
 #include <stdatomic.h>
@@ -64,6 +65,14 @@ err_t update_stage_dir(struct update *u, const char *dir, int n_threads,
 /* The same with a manifest and so on. */
 err_t update_stage_folder(struct update *u, const char *dir, const struct stage_options *o,
                           struct update_progress *progress, struct err *e) MUST_USE;
+/* Part of a checkpoint, in place of update_stage_dir: the tensors of files in memory (safetensors.h,
+ * st_open_memory), with all their scales; every other slot keeps its resident bytes, which are copied
+ * (in place: left alone; the files stay open until the update is freed).
+ * (Without resident weights nothing is kept: prepare names what is missing.)  An input scale that is
+ * not given becomes "none", as in a whole checkpoint; scales of K and V come alone. */
+err_t update_stage_part(struct update *u, const struct st_file *files, size_t n_files,
+                        const struct stage_options *o, struct update_progress *progress,
+                        struct err *e) MUST_USE;
 /* One tensor from canonical BF16 bytes (tests, random weights); a slot of another format gets it
  * encoded, with an amax of its own; an f32 slot widened. */
 err_t update_stage(struct update *u, const char *name, const uint16_t *bf16, uint64_t rows,

@@ -25,6 +25,7 @@ struct update {
     float *inputs, *amax; /* per slot, in place alone: its input scale; what it is encoded with */
     struct kept *kept;
     bool in_place, touched;
+    bool partial; /* slots that are not staged keep their resident bytes */
     enum { OPEN, PREPARED, COMMITTED } state;
     bool broken;          /* a stage failed half-way: its slots hold anything */
     pthread_mutex_t lock; /* of bad_* */
@@ -38,6 +39,8 @@ struct update {
 void update_put(struct update *u, size_t slot, part_t part, size_t row0, size_t n,
                 const void *canon);
 void update_mark(struct update *u, size_t slot);
+/* Part of a model was staged: the rest stays as it is resident, if anything is. */
+void update_keep_rest(struct update *u);
 void update_fill_absent(struct update *u); /* what the update left out, if it may be */
 err_t update_check_open(const struct update *u, struct err *e) MUST_USE;
 /* A value that prepare will refuse: the `at`-th of a part. */

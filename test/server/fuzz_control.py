@@ -19,6 +19,7 @@ import time
 sys.path.insert(0, os.path.dirname(__file__))
 import checkpoint  # noqa: E402
 from harness import EARLY, FINAL, Server, strict  # noqa: E402
+from test_tensor import pack, read  # noqa: E402
 
 SIZE = 288
 CHAINS = {"A": {t: (t * 5 + 3) % SIZE for t in range(SIZE)}, "B": {t: (t * 7 + 11) % SIZE for t in range(SIZE)}}
@@ -32,7 +33,9 @@ class Call:
     def __init__(self, f, method, path, body=None, check=None):
         self.f, self.check, self.path, self.done, self.body = f, check, path, False, body
         self.c = f.free.pop() if f.free else http.client.HTTPConnection("127.0.0.1", f.s.port, timeout=HANG_S)
-        self.c.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+        raw = isinstance(body, bytes)
+        self.c.request(method, path, body if raw or body is None else json.dumps(body),
+                       {"Content-Type": "application/octet-stream" if raw else "application/json"})
         f.calls += 1
         f.open.append(self)
 
@@ -43,6 +46,9 @@ class Call:
         self.status, self.data, self.done = r.status, r.read(), True
         self.f.open.remove(self)
         self.f.free.append(self.c)
+        if self.status == 503 and b"memory is released" in self.data:  # it came while `lend` had it
+            self.f.count("lent")
+            return self.status, self.data
         assert self.status < 500, (self.path, self.body, self.status, self.data)
         if self.check:
             self.check(self.status, self.data)
@@ -120,7 +126,7 @@ class Chains:
 
     def __init__(self, root):
         self.dirs = {k: checkpoint.chain(os.path.join(root, k), t, size=SIZE) for k, t in CHAINS.items()}
-        self.first, self.most = "A", 150
+        self.first, self.most, self.tensors = "A", 150, {}
 
     def check(self, prompt, ids, spans):
         last, at = prompt[-1], 0
@@ -140,7 +146,7 @@ class Trained:
     first, most = "A", 100
 
     def __init__(self):
-        self.want = {}
+        self.want, self.tensors = {}, {}
         for k, d in self.dirs.items():
             with Server(d) as s:
                 self.want[k] = [s.generate(p, self.most, ignore_eos=True)["output_ids"] for p in PROMPTS]
@@ -229,6 +235,56 @@ def bad_update(f):
            check, now=f.rng.random() < 0.5)
 
 
+def tensors(f):
+    """A whole model as tensors, in one call."""
+    model = f.rng.choice(sorted(f.models.dirs))
+
+    def check(status, data):
+        r = strict(data)
+        f.count(f"tensors {status}")
+        assert r["success"] is (status == 200), (status, r)
+        assert status == 200 or "another weight update" in r["message"] or "given twice" in r["message"], r  # a session is open
+    flight = f.rng.choice(("", "&in_flight=retract", "&in_flight=continue", "&in_flight=drain"))
+    f.call("POST", f"/update_weights_from_tensor?weight_version={label(f, model)}{flight}", pack(halves(f, model, 1)[0]), check,
+           now=f.rng.random() < 0.3)
+
+
+def session(f):
+    """In buckets; its end is called, or left to continue, or it is dropped."""
+    model = f.rng.choice(sorted(f.models.dirs))
+    for c in [c for c in f.open if c.path.startswith("/update_weights_from_tensor")]:
+        c.read()  # it would be a bucket of this one
+    status, data = f.call("POST", "/begin_weight_update", {})
+    if status != 200:
+        assert b"another weight update" in data or b"open already" in data, data
+        return
+    name = label(f, model)
+    for part in halves(f, model, 2):
+        f.call("POST", "/update_weights_from_tensor?weight_version=" + name, pack(part), f.ok)
+    end = f.rng.choice(("end", "continue", "discard"))
+    f.count("session " + end)
+    if end == "end":
+        f.call("POST", "/end_weight_update", {}, f.ok)
+    elif end == "discard":
+        f.call("POST", "/discard_staged_weights", {}, f.ok)
+    elif f.rng.random() < 0.5:
+        go_on(f)
+
+
+def halves(f, model, n):
+    have = f.models.tensors.setdefault(model, read(f.models.dirs[model]))
+    names = sorted(have)
+    return [{k: have[k] for k in names[i::n]} for i in range(n)]
+
+
+def lend(f):
+    """Memory away and back, if nothing has it."""
+    status, data = f.call("POST", "/release_memory_occupation", {"tags": f.rng.choice((None, ["kv_cache"], ["weights"]))})
+    f.count(f"release {status}")
+    assert status == 200 or b"cannot be released" in data, (status, data)
+    f.call("POST", "/resume_memory_occupation", {}, f.ok)
+
+
 def relabel(f):
     body = {"new_version": label(f, "?")}
     if f.rng.random() < 0.2:
@@ -263,7 +319,7 @@ def nap(f):
 
 # (how often, move)
 MOVES = [(10, generate), (1, complete), (2, leave), (4, pause), (4, go_on), (3, flush), (4, update), (1, bad_update),
-         (2, relabel), (1, abort), (2, look), (2, collect), (3, nap)]
+         (2, relabel), (1, abort), (2, look), (2, collect), (3, nap), (2, tensors), (2, session), (1, lend)]
 
 
 def sequence(f, seed, index):
@@ -285,7 +341,7 @@ def run(kind, seed, indices, result=None, told=500):
     """All of them against one server; gives the counts of what happened."""
     t0 = time.time()
     flags = ("--max-total-tokens", "512", "--max-running-requests", "4", "--chunked-prefill-size", "16", "--threads", "1",
-             "--log-level", "warning")
+             "--log-level", "warning", "--enable-memory-saver", "--enable-weights-cpu-backup")
     with tempfile.TemporaryDirectory() as root:
         models = Trained() if kind == "trained" else Chains(root)
         if kind == "retracting":

@@ -54,12 +54,35 @@ static void get(void *ctx, void *canon, const struct resident *r, part_t part, s
     if (n > 0 && row > 0) memcpy(canon, (const char *)at + row0 * row, n * row);
 }
 
+static void copy(void *ctx, void *to, const void *from, size_t bytes)
+{
+    (void)ctx;
+    memcpy(to, from, bytes);
+}
+
 static void *commit(void *ctx, void *now, void *next, size_t bytes, void **spare)
 {
     (void)ctx;
     (void)bytes;
     *spare = now;
     return next;
+}
+
+static err_t release(void *ctx, void *arena, size_t bytes, struct err *e)
+{
+    (void)ctx;
+    (void)e;
+    pages_drop(arena, bytes);
+    return OK;
+}
+
+static err_t resume(void *ctx, void *arena, size_t bytes, struct err *e)
+{
+    (void)ctx; /* it has memory where it is touched */
+    (void)arena;
+    (void)bytes;
+    (void)e;
+    return OK;
 }
 
 static uint64_t hash(void *ctx, const void *arena, size_t bytes)
@@ -81,7 +104,10 @@ static const struct memory_ops host_ops = {
     .free = arena_free,
     .put = put,
     .get = get,
+    .copy = copy,
     .commit = commit,
+    .release = release,
+    .resume = resume,
     .hash = hash,
     .check = check,
 };

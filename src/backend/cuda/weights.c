@@ -248,6 +248,14 @@ static void arena_free(void *ctx, void *arena, size_t bytes)
         if (w->arenas[i] && region_base(w->arenas[i]) == host_addr(arena)) w->taken[i] = false;
 }
 
+static void copy(void *ctx, void *to, const void *from, size_t bytes)
+{
+    struct weights *w = ctx;
+    struct lane *l = lane_take(w);
+    queue_copy(l->q, host_addr(to), host_addr(from), bytes);
+    lane_give(w, l);
+}
+
 static void *commit(void *ctx, void *now, void *next, size_t bytes, void **spare)
 {
     struct weights *w = ctx;
@@ -260,6 +268,29 @@ static void *commit(void *ctx, void *now, void *next, size_t bytes, void **spare
     queue_copy(l->q, host_addr(now), host_addr(next), bytes);
     lane_give(w, l);
     return now;
+}
+
+/* The spare arena goes with it: what is not taken is kept for the next update alone. */
+static err_t release(void *ctx, void *arena, size_t bytes, struct err *e)
+{
+    struct weights *w = ctx;
+    err_t rc = OK;
+    (void)bytes;
+    device_use(w->d);
+    for (int i = 0; rc == OK && i < ARENAS; i++)
+        if (w->arenas[i] && (!w->taken[i] || region_base(w->arenas[i]) == host_addr(arena)))
+            rc = region_unmap(w->arenas[i], e);
+    return rc;
+}
+
+static err_t resume(void *ctx, void *arena, size_t bytes, struct err *e)
+{
+    struct weights *w = ctx;
+    device_use(w->d);
+    for (int i = 0; i < ARENAS; i++)
+        if (w->arenas[i] && region_base(w->arenas[i]) == host_addr(arena))
+            return region_map(w->arenas[i], bytes, e);
+    CHECK(!"an arena of this memory");
 }
 
 static uint64_t hash(void *ctx, const void *arena, size_t bytes)
@@ -291,7 +322,10 @@ static const struct memory_ops device_ops = {
     .free = arena_free,
     .put = put,
     .get = get,
+    .copy = copy,
     .commit = commit,
+    .release = release,
+    .resume = resume,
     .hash = hash,
     .check = check,
 };

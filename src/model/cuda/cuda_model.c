@@ -295,6 +295,27 @@ static err_t check_update(const struct model *base, const struct update *u, stru
     return OK;
 }
 
+static size_t kv_bytes(const struct cuda_model *m)
+{
+    return m->kv_layer * (size_t)m->c.n_layers;
+}
+
+/* Graphs stay valid: the region keeps its addresses. */
+static err_t kv_release(struct model *base, struct err *e)
+{
+    struct cuda_model *m = (struct cuda_model *)base;
+    device_use(m->d);
+    err_t rc = queue_sync(m->q, e); /* a page may still be being cleared */
+    return rc == OK ? region_unmap(m->kv, e) : rc;
+}
+
+static err_t kv_resume(struct model *base, struct err *e)
+{
+    struct cuda_model *m = (struct cuda_model *)base;
+    device_use(m->d);
+    return region_map(m->kv, kv_bytes(m), e);
+}
+
 static void break_invariance(struct model *base)
 {
     struct cuda_model *m = (struct cuda_model *)base;
@@ -326,6 +347,8 @@ static const struct model_ops cuda_ops = {
     .set_numerics = set_numerics,
     .check_update = check_update,
     .kv_clear = cuda_kv_clear,
+    .kv_release = kv_release,
+    .kv_resume = kv_resume,
     .submit = cuda_submit,
     .collect = cuda_collect,
     .logits = cuda_logits,
