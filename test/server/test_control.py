@@ -465,7 +465,7 @@ def test_while_staging():
 
 
 def test_random_sequences():
-    """Sequences of moves at random; MOULT_CONTROL_SEQUENCES of them, 50,000 in bench/results/control-fuzz.txt."""
+    """Sequences of moves at random; MOULT_CONTROL_SEQUENCES of them (bench/results/control-fuzz.txt: what was run by hand)."""
     n = int(os.environ.get("MOULT_CONTROL_SEQUENCES", 60 if SLOW else 1000))
     seen = fuzz_control.share(range(n), 11, 3)
     print(json.dumps(seen, sort_keys=True))
