@@ -22,9 +22,9 @@ CUDA    ?= $(if $(NVCC),1,0)
 OUT     := build$(if $(SAN),/$(SAN))$(if $(REF),/ref)
 
 PKG_CONFIG ?= pkg-config
-PKGS    := libmicrohttpd jansson libpcre2-8 libutf8proc libxxhash nettle libcurl
+PKGS    := libmicrohttpd jansson libpcre2-8 libutf8proc libxxhash nettle libzstd libcurl
 PKG_CF  := $(shell $(PKG_CONFIG) --cflags $(PKGS) 2>/dev/null)
-PKG_LD  := $(shell $(PKG_CONFIG) --libs libmicrohttpd jansson libpcre2-8 libutf8proc nettle 2>/dev/null)
+PKG_LD  := $(shell $(PKG_CONFIG) --libs libmicrohttpd jansson libpcre2-8 libutf8proc nettle libzstd 2>/dev/null)
 
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef \
            -Wwrite-strings -Wpointer-arith -Wformat=2 -Wdouble-promotion
@@ -90,7 +90,7 @@ $(OUT)/obj/cuda-modules.o: build/cuda/modules.S
 
 # The library: formats, kernels and the MoE operator, position-independent; only moult_* is exported.
 LIBMOE  := $(wildcard src/format/*.c src/backend/*.c src/backend/cpu/*.c) \
-           src/base/err.c src/base/mem.c src/base/pages.c src/base/file.c src/base/buf.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c)
+           src/base/err.c src/base/mem.c src/base/pages.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c)
 PICOBJ  := $(LIBMOE:src/%.c=$(OUT)/pic/%.o)
 $(OUT)/pic/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
 $(OUT)/pic/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma

@@ -318,11 +318,16 @@ def resident_bytes(format, rows, cols):
     return n.value
 
 
+def _scalar(x):
+    """A number, or an array or tensor of one, as float32 [1]."""
+    return np.array([x.item() if hasattr(x, "item") else x], np.float32)
+
+
 def pack(format, rows, cols, data, scale=None, tensor_scale=None, input_scale=None):
     """One matrix to its resident form, a uint8 array."""
     keep = _Keep()
-    m = Matrices(format, data, scale, None if tensor_scale is None else np.array([tensor_scale], np.float32),
-                 None if input_scale is None else np.array([input_scale], np.float32))
+    m = Matrices(format, data, scale, None if tensor_scale is None else _scalar(tensor_scale),
+                 None if input_scale is None else _scalar(input_scale))
     out = np.empty(resident_bytes(format, rows, cols) + 64, np.uint8)
     out = out[-out.ctypes.data % 64:][:out.size - 64]  # kernels read aligned panels
     _call(_lib.moult_pack, out.ctypes.data, ctypes.byref(m._fill(keep, "matrix", 1, rows, cols, False)), rows,

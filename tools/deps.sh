@@ -2,8 +2,8 @@
 # Install what is missing (Debian, Ubuntu):  sh tools/deps.sh [test]
 set -eu
 pkgs="make gcc libc6-dev pkg-config libmicrohttpd-dev libjansson-dev libpcre2-dev libutf8proc-dev
-      libxxhash-dev nettle-dev libcurl4-openssl-dev curl"
-[ "${1:-}" = test ] && pkgs="$pkgs libcmocka-dev clang python3 python3-venv libclang-rt-dev"
+      libxxhash-dev nettle-dev libzstd-dev libcurl4-openssl-dev curl"
+[ "${1:-}" = test ] && pkgs="$pkgs libcmocka-dev clang python3 python3-venv libclang-rt-dev python3-torch"
 missing=
 for p in $pkgs; do
     dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' && continue

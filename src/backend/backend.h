@@ -10,15 +10,15 @@
  *           adds lane j + 8 to j, j + 4 to j, j + 2 to j, j + 1 to j
  *   chain   for pairs i in order, acc = fma(a[2i + 1], w[2i + 1], acc) and then acc = fma(a[2i],
  *           w[2i], acc), from 0; w is element * small scale (E8M0 or E4M3), exact in BF16
- *   dot     instead of a chain, for 4-bit elements: for blocks of 16 of K in order, y = fma(S, t, y)
- *           from 0; S = sum of v * 2w, an integer, rounded once to f32, where v are the activations
- *           in fixed point (fixed.h) and w the elements; t = the block's unit * small scale, rounded
- *   gemm    without K blocks: one chain (dot) over all of K.  With K blocks (the weights' format has
- *           a scale a 128 x 128 block, or the activations one a 128 of K): a chain (dot) c_j for each
- *           128 of K, then y = c_0 * s_0 and y = fma(c_j, s_j, y) in order, s_j = activation scale * weight
- *           scale, rounded once, or the one there is.  Then y = y * weight scale of the row, the
- *           matrix or the tensor (those there are, in this order), and y = y * the activation scale
- *           of the row
+ *   dot     instead of a chain, for 4-bit elements: for each 16 of K in order y = fma(S, t, y), from
+ *           0; S = sum of v * 2w, an integer, rounded once to f32, where v are the activations in
+ *           fixed point (fixed.h) and w the elements; t = the block's unit * small scale, rounded
+ *   gemm    without K blocks: one chain (or dot) over all of K.  With K blocks (the weights' format
+ *           has a scale a 128 x 128 block, or the activations one a 128 of K): a chain (or dot) c_j
+ *           for each 128 of K, then y = c_0 * s_0 and y = fma(c_j, s_j, y) in order, s_j =
+ *           activation scale * weight scale, rounded once, or the one there is.  Then y = y * weight
+ *           scale of the row, the matrix or the tensor (those there are, in this order), and y = y *
+ *           the activation scale of the row
  *   attention, per chunk of KV_CHUNK keys: the chain over the stored K, times scale * k_scale
  *           (rounded once); m; P = round(exp(s - m)); l = sum of P by lanes; O = FMA chain of P and
  *           the stored V in key order; chunks fold left to right; out = round(O / l * v_scale).

@@ -1,10 +1,10 @@
 /*
  * fixed.h - rows of activations in fixed point, which matrices of 4-bit elements are multiplied by.
  *
- * A block is 16 of K, zeros past the last.  With 2^e <= the largest |x| < 2^(e + 1), e at least -126,
- * an element is the integer v nearest to x * 2^(21 - e), even on ties; |v| <= 2^22.  A BF16 element
- * down to 2^-14 of the block's largest is exact; below that the error is at most 2^-22 of the largest.
- * The product of a block by E2M1 elements is then an integer, whatever the order of its sum.
+ * A block is 16 of K, zeros past the last.  With 2^e <= the largest |x| < 2^(e + 1), e at least
+ * -126, an element is the integer v nearest to x * 2^(21 - e), even on ties; |v| <= 2^22.  A BF16
+ * element down to 2^-14 of the block's largest is exact; below that the error is at most 2^-22 of
+ * the largest.  The product of a block by E2M1 elements is an integer, whatever the order of its sum.
  *
  * A block with an element that is not finite has digits 0 and a NaN for its unit.
  */

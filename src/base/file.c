@@ -53,6 +53,29 @@ err_t file_pread(int fd, void *to, size_t bytes, uint64_t offset, const char *pa
     return OK;
 }
 
+err_t file_write(int fd, const void *data, size_t n, const char *path, struct err *e)
+{
+    const char *p = data;
+    while (n) {
+        ssize_t k = write(fd, p, n);
+        if (k < 0 && errno == EINTR) continue;
+        if (k <= 0) return err_set(e, ERR_IO, "%s: %s", path, strerror(k ? errno : ENOSPC));
+        p += k;
+        n -= (size_t)k;
+    }
+    return OK;
+}
+
+err_t file_sync_dir(const char *path, struct err *e)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+    /* Some file systems cannot sync a folder and say EINVAL; there is nothing more to do then. */
+    err_t rc = fsync(fd) == 0 || errno == EINVAL ? OK : err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+    close(fd);
+    return rc;
+}
+
 bool file_exists(const char *path)
 {
     struct stat st;

@@ -1,6 +1,7 @@
 #include "base/newdir.h"
 
 #include "base/buf.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include <dirent.h>
 #include <errno.h>
@@ -46,37 +47,16 @@ err_t newdir_begin(struct newdir *d, const char *path, struct err *e)
     return OK;
 }
 
-static err_t write_all(int fd, const char *data, size_t n, const char *path, struct err *e)
-{
-    while (n > 0) {
-        ssize_t k = write(fd, data, n);
-        if (k < 0 && errno == EINTR) continue;
-        if (k <= 0) return system_err(e, path);
-        data += k;
-        n -= (size_t)k;
-    }
-    return fsync(fd) == 0 ? OK : system_err(e, path);
-}
-
 err_t newdir_put(struct newdir *d, const char *name, const void *data, size_t n, struct err *e)
 {
     struct buf path = {0};
     if (!buf_printf(&path, "%s/%s", d->temp, name))
         return err_set(e, ERR_NOMEM, "%s: no memory for the path", name);
     int fd = open(path.data, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    err_t rc = fd < 0 ? system_err(e, path.data) : write_all(fd, data, n, path.data, e);
+    err_t rc = fd < 0 ? system_err(e, path.data) : file_write(fd, data, n, path.data, e);
+    if (rc == OK && fsync(fd) != 0) rc = system_err(e, path.data);
     if (fd >= 0 && close(fd) != 0 && rc == OK) rc = system_err(e, path.data);
     buf_release(&path);
-    return rc;
-}
-
-static err_t sync_dir(const char *path, struct err *e)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return system_err(e, path);
-    /* Some file systems cannot sync a folder and say EINVAL; there is nothing more to do then. */
-    err_t rc = fsync(fd) == 0 || errno == EINVAL ? OK : system_err(e, path);
-    close(fd);
     return rc;
 }
 
@@ -89,7 +69,7 @@ static void forget(struct newdir *d)
 
 err_t newdir_commit(struct newdir *d, struct err *e)
 {
-    err_t rc = sync_dir(d->temp, e);
+    err_t rc = file_sync_dir(d->temp, e);
     if (rc != OK) return rc;
     if (renameat2(AT_FDCWD, d->temp, AT_FDCWD, d->path, RENAME_NOREPLACE) != 0) {
         if (errno == EEXIST) return err_set(e, ERR_STATE, "%s: has appeared meanwhile", d->path);
@@ -98,7 +78,7 @@ err_t newdir_commit(struct newdir *d, struct err *e)
     }
     char *slash = strrchr(d->path, '/');
     if (slash && slash != d->path) *slash = 0;
-    rc = sync_dir(slash == NULL ? "." : slash == d->path ? "/" : d->path, e);
+    rc = file_sync_dir(slash == NULL ? "." : slash == d->path ? "/" : d->path, e);
     forget(d);
     return rc;
 }

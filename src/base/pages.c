@@ -1,39 +1,43 @@
 #include "base/pages.h"
 
-#include "base/file.h"
 #include "base/mem.h"
+#include <fcntl.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
+
+/* The beginning of a small file, without the heap, which may be full; "" if it cannot be read. */
+static void read_small(char out[512], const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, out, 511);
+    if (fd >= 0) close(fd);
+    out[n < 0 ? 0 : n] = 0;
+}
 
 /* A number of bytes from a file that holds only it ("max" or absent: SIZE_MAX). */
 static size_t number_in(const char *path)
 {
-    struct buf b = {0};
-    size_t n = SIZE_MAX;
-    if (file_read(&b, path, 4096, NULL) != OK) return n;
-    char *end;
-    unsigned long long v = strtoull(b.data, &end, 10);
-    if (end != b.data) n = v;
-    buf_release(&b);
-    return n;
+    char text[512], *end;
+    read_small(text, path);
+    unsigned long long v = strtoull(text, &end, 10);
+    return end != text ? (size_t)v : SIZE_MAX;
 }
 
 static size_t field_of(const char *text, const char *field)
 {
     const char *at = strstr(text, field);
-    return at ? (size_t)strtoull(at + strlen(field), NULL, 10) << 10 : 0;
+    return at ? (size_t)strtoull(at + strlen(field), NULL, 10) << 10 : SIZE_MAX;
 }
 
 void pages_left(size_t *available, size_t *total)
 {
-    struct buf b = {0};
-    *available = *total = SIZE_MAX;
-    if (file_read(&b, "/proc/meminfo", 1 << 16, NULL) == OK) {
-        *available = field_of(b.data, "MemAvailable:");
-        *total = field_of(b.data, "MemTotal:");
-    }
-    buf_release(&b);
+    char text[512];
+    read_small(text, "/proc/meminfo"); /* both stand in its first lines */
+    *available = field_of(text, "MemAvailable:");
+    *total = field_of(text, "MemTotal:");
     size_t limit = number_in("/sys/fs/cgroup/memory.max");
     size_t used = number_in("/sys/fs/cgroup/memory.current");
     if (limit < *total) *total = limit;

@@ -109,6 +109,10 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .update_in_flight = in_flight,
         .update_drain_s = a->update_drain_s,
         .ready_after_update = a->ready_after_update,
+        .dtype = a->dtype,
+        .load_format = a->load_format,
+        .kv_cache_dtype = a->kv_dtype,
+        .quantization = a->quantization,
         .admin_key = a->admin_key,
         .roots = a->allowed_paths.v,
         .n_roots = a->allowed_paths.n,
@@ -172,6 +176,21 @@ static void tell_numerics(const struct loaded *l, const struct numerics *n)
     numerics_tell(l, n, &b);
     log_line(LOG_INFO, "%s", b.data ? b.data : "");
     buf_release(&b);
+}
+
+/* A key that a flag sets would only hide what runs; the address is the exception: clients may know us by another. */
+static err_t info_from(struct server_info **out, const struct serve_args *a, struct err *e)
+{
+    for (size_t i = 0; i < a->server_info.n; i++)
+        for (size_t k = 0; k < serve_command.n_opts; k++) {
+            const struct opt *o = &serve_command.opts[k];
+            const char *key = a->server_info.v[i], *name = o->name;
+            if (o->cls != OPT_HONOURED || strcmp(name, "host") == 0 || strcmp(name, "port") == 0) continue;
+            while (*name && *key == (*name == '-' ? '_' : *name)) key++, name++;
+            if (*name == 0 && *key == '=')
+                return err_set(e, ERR_INPUT, "--server-info %.100s: give --%s", a->server_info.v[i], o->name);
+        }
+    return server_info_new(out, a->server_info.v, a->server_info.n, e);
 }
 
 /* One line of what has happened since the last one; none while nothing does. */
@@ -253,9 +272,12 @@ static int run(const struct serve_args *a, struct err *e)
     struct loaded l = {.bos_id = -1};
     struct server_options so = server_from(a, &l);
     so.config = NULL;
-    if (a->record && record_open(&so.record, a->record, e) != OK) return 1;
-    if (server_start(&s.server, &so, e) != OK) {
+    struct server_info *info = NULL;
+    if (info_from(&info, a, e) != OK) return 2;
+    so.info = info;
+    if ((a->record && record_open(&so.record, a->record, e) != OK) || server_start(&s.server, &so, e) != OK) {
         record_close(so.record);
+        server_info_free(info);
         return 1;
     }
     log_line(LOG_INFO, "listening on http://%s:%d", a->host, server_port(s.server));
@@ -278,6 +300,7 @@ static int run(const struct serve_args *a, struct err *e)
     if (!server_stop(s.server)) _exit(rc == OK ? 0 : 1);
     if (l.engine) engine_stop(l.engine, 0);
     load_release(&l);
+    server_info_free(info);
     record_close(so.record);
     return rc == OK ? 0 : 1;
 }

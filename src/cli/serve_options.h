@@ -22,6 +22,7 @@ struct serve_args {
     const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config, *record;
     struct opt_strings allowed_paths;
     double status_s;
+    struct opt_strings server_info; /* KEY=VALUE */
     struct numerics numerics; /* from moe_backend and act_format */
 };
 

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #define BIT(state)    (1u << (state))
@@ -96,8 +95,6 @@ struct staging {
     const struct update_options *o;
     struct update *u;
     struct update_result r;
-    err_t rc;
-    struct err err;
 };
 
 static err_t read_folder(struct staging *s, struct err *err)
@@ -106,6 +103,7 @@ static err_t read_folder(struct staging *s, struct err *err)
     struct updates *us = &e->updates;
     struct config next;
     const struct stage_options so = {.n_threads = loader_threads(e, s->o),
+                                     .nice = e->o.loaders_yield ? LOADER_NICE : 0,
                                      .manifest = s->o->manifest,
                                      .any_bf16 = s->o->any_bf16};
     err_t rc = find_folder(us->real, s->model, err);
@@ -124,40 +122,22 @@ static err_t read_folder(struct staging *s, struct err *err)
     return rc;
 }
 
-static void *stage_main(void *arg)
-{
-    struct staging *s = arg;
-    s->rc = read_folder(s, &s->err);
-    return NULL;
-}
-
-/* A thread of its own may be nice, and so are those that it starts. */
-static void *stage_nicely(void *arg)
-{
-    const id_t me = (id_t)gettid();
-    (void)setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + LOADER_NICE);
-    return stage_main(arg);
-}
-
 /* The state is STAGING, the caller's. */
 static err_t stage(struct engine *e, const char *model, const struct update_options *o,
                    struct err *err)
 {
     struct updates *us = &e->updates;
     struct staging s = {.e = e, .model = model, .o = o};
-    pthread_t thread;
+    struct err why = {0};
     int64_t t0 = clock_ns();
     record_begin(e, model, o);
     atomic_store(&us->progress.bytes_done, 0);
     atomic_store(&us->progress.bytes_total, 0);
-    if (e->o.loaders_yield && pthread_create(&thread, NULL, stage_nicely, &s) == 0)
-        pthread_join(thread, NULL);
-    else
-        stage_main(&s);
+    err_t rc = read_folder(&s, &why);
     s.r.stage_s = (double)(clock_ns() - t0) * 1e-9;
     s.r.bytes = atomic_load(&us->progress.bytes_done);
     record_staged(e, &s.r);
-    if (s.rc == OK) {
+    if (rc == OK) {
         us->staged = s.u;
         us->result = s.r;
         us->any_bf16 = o->any_bf16;
@@ -165,8 +145,8 @@ static err_t stage(struct engine *e, const char *model, const struct update_opti
         return OK;
     }
     update_free(s.u);
-    record_end(e, atomic_load(&us->progress.cancel) ? "cancelled" : "failed", s.err.msg);
-    return err_set(err, s.rc, "%s", s.err.msg);
+    record_end(e, atomic_load(&us->progress.cancel) ? "cancelled" : "failed", why.msg);
+    return err_set(err, rc, "%s", why.msg);
 }
 
 /* Is what is staged this folder as it is now, looked at as closely as `o` asks? */

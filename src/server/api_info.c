@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/expert_load.h"
+#include "server/info.h"
 #include "server/internal.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,16 +88,13 @@ void api_server_info(struct xchg *x, const json_t *body)
     buf_putc(b, '{');
     put_common(x);
     put_field(b, "served_model_name", x->s->o.served_model_name ? x->s->o.served_model_name : x->s->o.model_path);
-    put_field(b, "host", x->s->o.host);
-    buf_printf(b, "\"enable_return_routed_experts\":%s,", x->s->o.keep_experts ? "true" : "false");
-    buf_printf(b, "\"port\":%d,\"tp_size\":1,\"dp_size\":1,\"pp_size\":1,\"ep_size\":1,\"disaggregation_mode\":\"null\","
-               "\"context_length\":%d,\"max_req_input_len\":%d,\"max_running_requests\":%d,\"status\":\"ready\","
-               "\"version\":\"moult\",\"kv_pages_total\":%d,\"kv_pages_free\":%d,\"kv_pages_cached\":%d,"
-               "\"steps\":%lld,\"epoch\":%llu,\"internal_states\":[{\"last_gen_throughput\":%.3f,"
-               "\"effective_max_running_requests_per_dp\":%d}]}",
-               x->s->port, x->s->o.context_len, x->s->o.context_len - 1, x->s->o.max_running, st.pages_total,
-               st.pages_free, st.pages_cached, (long long)st.steps, (unsigned long long)st.epoch,
-               st.gen_throughput, x->s->o.max_running);
+    info_put(b, &x->s->o, x->s->port);
+    buf_printf(b, ",\"max_req_input_len\":%d,\"max_total_num_tokens\":%lld,\"status\":\"ready\",\"version\":\"moult\","
+               "\"kv_pages_total\":%d,\"kv_pages_free\":%d,\"kv_pages_cached\":%d,\"steps\":%lld,\"epoch\":%llu,"
+               "\"internal_states\":[{\"last_gen_throughput\":%.3f,\"effective_max_running_requests_per_dp\":%d}]}",
+               x->s->o.context_len - 1, (long long)st.pages_total * KV_PAGE, st.pages_total, st.pages_free,
+               st.pages_cached, (long long)st.steps, (unsigned long long)st.epoch, st.gen_throughput,
+               x->s->o.max_running);
 }
 
 /* Tokens that hold KV for somebody, without what only the prefix cache keeps. */

@@ -4,22 +4,33 @@ static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 
 enum { GROUPS = 1024 }; /* encoded or decoded at once */
 
+static void put_group(char *to, uint32_t v)
+{
+    to[0] = digits[v >> 18];
+    to[1] = digits[v >> 12 & 63];
+    to[2] = digits[v >> 6 & 63];
+    to[3] = digits[v & 63];
+}
+
 bool base64_put(struct buf *b, const uint8_t *p, size_t n)
 {
     char text[GROUPS * 4];
-    for (size_t i = 0, at = 0; i < n; i += 3) {
-        uint32_t v = (uint32_t)p[i] << 16;
-        if (i + 1 < n) v |= (uint32_t)p[i + 1] << 8;
-        if (i + 2 < n) v |= p[i + 2];
-        text[at++] = digits[v >> 18];
-        text[at++] = digits[v >> 12 & 63];
-        text[at++] = i + 1 < n ? digits[v >> 6 & 63] : '=';
-        text[at++] = i + 2 < n ? digits[v & 63] : '=';
-        if (at < sizeof text && i + 3 < n) continue;
+    size_t left = n % 3, at = 0;
+    if (!n) return true;
+    for (const uint8_t *end = p + (n - left); p < end; p += 3) {
+        put_group(text + at, (uint32_t)p[0] << 16 | (uint32_t)p[1] << 8 | p[2]);
+        at += 4;
+        if (at < sizeof text) continue;
         if (!buf_put(b, text, at)) return false;
         at = 0;
     }
-    return true;
+    if (left) {
+        put_group(text + at, (uint32_t)p[0] << 16 | (left == 2 ? (uint32_t)p[1] << 8 : 0));
+        text[at + 3] = '=';
+        if (left == 1) text[at + 2] = '=';
+        at += 4;
+    }
+    return !at || buf_put(b, text, at);
 }
 
 static int value_of(char c)

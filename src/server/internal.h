@@ -43,6 +43,7 @@ struct route {
     void (*handle)(struct xchg *x, const json_t *body);
 };
 const struct route *route_find(const char *path);
+const struct route *route_at(size_t i); /* NULL after the last */
 
 /* What /generate has written of a request, in pieces that only grow: a cumulative stream sends them whole with
  * every frame, but each token is put into JSON once. */
@@ -251,6 +252,8 @@ void api_start_profile(struct xchg *x, const json_t *b);
 void api_stop_profile(struct xchg *x, const json_t *b);
 /* api_update.c */
 void api_update_from_disk(struct xchg *x, const json_t *b);
+/* api_pull.c */
+void api_pull_weights(struct xchg *x, const json_t *b);
 void api_stage_from_disk(struct xchg *x, const json_t *b);
 void api_commit_weights(struct xchg *x, const json_t *b);
 void api_discard_weights(struct xchg *x, const json_t *b);

@@ -1,6 +1,7 @@
 /* routes.c - every path that is served, and by what. */
 #include "server/internal.h"
 #include <stdio.h>
+#include "server/openapi.h"
 #include "server/page.h"
 #include <string.h>
 
@@ -82,10 +83,17 @@ static void api_refused(struct xchg *x, const json_t *b)
     reply_error(x, 400, text);
 }
 
+static void api_openapi(struct xchg *x, const json_t *b)
+{
+    (void)b;
+    openapi_put(&x->out);
+}
+
 static const struct route refusal = {"", M_GET | M_POST | M_PUT, RUN_WORKER, ROUTE_LOADING, api_refused};
 
 static const struct route routes[] = {
     {"/", M_GET, RUN_INLINE, ROUTE_LOADING, api_root},
+    {"/openapi.json", M_GET, RUN_INLINE, ROUTE_LOADING, api_openapi},
     {"/ping", M_GET, RUN_INLINE, ROUTE_LOADING, api_ping},
     {"/health", M_GET, RUN_INLINE, 0, api_health},
     {"/health_generate", M_GET, RUN_INLINE, 0, api_health},
@@ -113,6 +121,7 @@ static const struct route routes[] = {
     {"/v1/tokenize", M_POST, RUN_WORKER, 0, api_tokenize},
     {"/detokenize", M_POST, RUN_WORKER, 0, api_detokenize},
     {"/v1/detokenize", M_POST, RUN_WORKER, 0, api_detokenize},
+    {"/pull_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_pull_weights},
     {"/stage_weights_from_disk", M_POST, RUN_THREAD, ROUTE_ADMIN, api_stage_from_disk},
     {"/commit_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_commit_weights},
     {"/discard_staged_weights", M_POST, RUN_THREAD, ROUTE_ADMIN, api_discard_weights},
@@ -121,6 +130,11 @@ static const struct route routes[] = {
     {"/v1/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_completions},
     {"/v1/chat/completions", M_POST, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_chat},
 };
+
+const struct route *route_at(size_t i)
+{
+    return i < sizeof routes / sizeof routes[0] ? &routes[i] : NULL;
+}
 
 const struct route *route_find(const char *path)
 {

@@ -21,6 +21,7 @@
 struct server;
 struct tool_format;
 struct reasoning_format;
+struct server_info;
 struct record;
 
 struct server_options {
@@ -47,15 +48,22 @@ struct server_options {
     bool log_requests;          /* a line for each that ends */
     struct record *record;      /* record.h; NULL: none */
     bool incremental_streaming; /* /generate streams deltas rather than everything so far */
-    int max_running;            /* told in /server_info only, as the next */
-    bool keep_experts;
     enum in_flight update_in_flight; /* of updates that do not say */
     double update_drain_s;      /* the same; 0: no limit */
     bool ready_after_update;    /* generation and health answer 503 until an update has succeeded */
     bool cache_report;          /* usage tells cached tokens */
     const struct tool_format *tool_format;           /* chat_parse.h; NULL: tool calls stay text */
     const struct reasoning_format *reasoning_format; /* NULL: reasoning stays text */
+    int max_running;            /* this and what follows: told in /server_info only */
+    bool keep_experts;
+    const char *dtype, *load_format, *kv_cache_dtype, *quantization; /* as asked for; NULL: null */
+    const struct server_info *info;                                  /* NULL: nothing is told otherwise */
 };
+
+/* KEY=VALUE pairs that /server_info tells: in place of what it would say of ranks and addresses, or besides.  VALUE is
+ * JSON, or else a string.  ERR_INPUT: no such pair, a key twice, or one that is a fact of the server. */
+err_t server_info_new(struct server_info **out, const char *const *pairs, size_t n, struct err *e) MUST_USE;
+void server_info_free(struct server_info *s);
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e) MUST_USE;
 int server_port(const struct server *s);

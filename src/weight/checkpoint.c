@@ -2,6 +2,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "weight/sync_dir.h"
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
@@ -11,8 +12,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define INDEX_NAME "model.safetensors.index.json"
-#define INDEX_MAX  ((size_t)256 << 20)
 #define MAX_FILES  4096
 
 /* ---- from a name to a folder ---- */
@@ -140,7 +139,7 @@ static err_t index_read(json_t **root, json_t **map, const char *path, struct er
 {
     struct buf text = {0};
     json_error_t je;
-    err_t rc = file_read(&text, path, INDEX_MAX, e);
+    err_t rc = file_read(&text, path, CHECKPOINT_INDEX_MAX, e);
     if (rc != OK) return rc;
     *root = json_loadb(text.data, text.len, JSON_REJECT_DUPLICATES, &je);
     buf_release(&text);
@@ -185,7 +184,7 @@ static err_t glob_files(struct names *out, const char *dir, struct err *e)
     }
     closedir(d);
     if (rc == OK && out->n == 0)
-        rc = err_set(e, ERR_NOTFOUND, "%s: no %s and no *.safetensors", dir, INDEX_NAME);
+        rc = err_set(e, ERR_NOTFOUND, "%s: no %s and no *.safetensors", dir, CHECKPOINT_INDEX);
     return rc;
 }
 
@@ -240,9 +239,21 @@ static err_t check_present(const struct names *s, const char *dir, struct err *e
     }
     err_t rc = OK;
     if (absent.len)
-        rc = err_set(e, ERR_NOTFOUND, "%s: files named by %s are absent: %s", dir, INDEX_NAME,
+        rc = err_set(e, ERR_NOTFOUND, "%s: files named by %s are absent: %s", dir, CHECKPOINT_INDEX,
                      absent.data);
     buf_release(&absent);
+    return rc;
+}
+
+/* A pull into the folder (sync_dir.h) that was cut short: files of two versions may lie in it. */
+static err_t check_settled(const char *dir, struct err *e)
+{
+    struct buf p = {0};
+    err_t rc = OK;
+    if (!buf_printf(&p, "%s/" SYNC_JOURNAL, dir)) rc = err_set(e, ERR_NOMEM, "%s: no memory for the path", dir);
+    else if (file_exists(p.data))
+        rc = err_set(e, ERR_STATE, "%s: a pull is replacing its files, or was cut short; pull again", p.data);
+    buf_release(&p);
     return rc;
 }
 
@@ -312,9 +323,13 @@ static err_t open_all(struct checkpoint *c, struct names *files, json_t **root, 
 {
     struct buf path = {0};
     json_t *map = NULL;
-    if (!buf_printf(&path, "%s/" INDEX_NAME, c->dir))
+    if (!buf_printf(&path, "%s/" CHECKPOINT_INDEX, c->dir))
         return err_set(e, ERR_NOMEM, "%s: no memory for the path", c->dir);
-    err_t rc;
+    err_t rc = check_settled(c->dir, e);
+    if (rc != OK) {
+        buf_release(&path);
+        return rc;
+    }
     if (file_exists(path.data)) {
         rc = index_read(root, &map, path.data, e);
         if (rc == OK) rc = index_files(files, map, path.data, e);

@@ -17,6 +17,9 @@
 #include "base/digest.h"
 #include "weight/safetensors.h"
 
+#define CHECKPOINT_INDEX     "model.safetensors.index.json"
+#define CHECKPOINT_INDEX_MAX ((size_t)256 << 20)
+
 struct checkpoint {
     char *dir;
     size_t n_files;

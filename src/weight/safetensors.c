@@ -226,6 +226,7 @@ static err_t parse_root(struct st_file *f, json_t *root, uint64_t data_start, ui
         tensors[i].offset += data_start;
     f->tensors = tensors;
     f->n = n;
+    f->metadata = json_incref(json_object_get(root, "__metadata__"));
     return OK;
 }
 
@@ -336,7 +337,13 @@ void st_close(struct st_file *f)
     if (f->path && f->fd >= 0) close(f->fd);
     mem_free(f->path);
     mem_free(f->tensors);
+    json_decref(f->metadata);
     *f = (struct st_file){.fd = -1};
+}
+
+const char *st_metadata(const struct st_file *f, const char *key)
+{
+    return json_string_value(json_object_get(f->metadata, key));
 }
 
 err_t st_unchanged(const struct st_file *f, struct err *e)

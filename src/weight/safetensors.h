@@ -59,6 +59,7 @@ struct st_file {
     struct timespec mtime;
     size_t n;
     struct st_tensor *tensors; /* in offset order */
+    struct json_t *metadata;   /* __metadata__, or NULL */
 };
 
 /* Parse a header of n bytes that describes `data_bytes` bytes of data; fills tensors and n.
@@ -67,6 +68,8 @@ err_t st_parse(struct st_file *f, const char *header, size_t n, uint64_t data_st
                uint64_t data_bytes, struct err *e) MUST_USE;
 err_t st_open(struct st_file *f, const char *path, struct err *e) MUST_USE;
 void st_close(struct st_file *f);
+/* A string of __metadata__, owned by the file; NULL: absent. */
+const char *st_metadata(const struct st_file *f, const char *key);
 /* ERR_IO if size or mtime are no longer those of st_open. */
 err_t st_unchanged(const struct st_file *f, struct err *e) MUST_USE;
 /* Part of a tensor: `bytes` bytes from `offset` within it. */

@@ -7,6 +7,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #define CHUNK_BYTES ((size_t)4 << 20)
 #define TRANSPOSED_BYTES \
@@ -30,6 +32,7 @@ struct load {
     const struct plan *plan;
     struct update_progress *progress;
     bool any_bf16, overwrite;
+    int nice;
     struct job *jobs;
     size_t n;
     atomic_size_t next;
@@ -319,14 +322,23 @@ static void *load_thread(void *arg)
     return NULL;
 }
 
+static void *nice_thread(void *arg)
+{
+    const struct load *l = arg;
+    const id_t me = (id_t)gettid();
+    (void)setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + l->nice);
+    return load_thread(arg);
+}
+
 static err_t load_run(struct load *l, int n_threads, struct err *e)
 {
     pthread_t threads[MAX_THREADS];
     int n = 0, want = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
+    if (l->nice == 0) want--; /* the caller is one */
     pthread_mutex_init(&l->lock, NULL);
-    while (n < want - 1 && pthread_create(&threads[n], NULL, load_thread, l) == 0)
+    while (n < want && pthread_create(&threads[n], NULL, l->nice ? nice_thread : load_thread, l) == 0)
         n++;
-    load_thread(l);
+    if (l->nice == 0 || n == 0) load_thread(l);
     for (int i = 0; i < n; i++)
         pthread_join(threads[i], NULL);
     pthread_mutex_destroy(&l->lock);
@@ -348,7 +360,11 @@ err_t update_stage_folder(struct update *u, const char *dir, const struct stage_
     const struct slot_spec *specs = store_spec(u->store, 0);
     rc = plan_open(&plan, dir, specs, store_slots(u->store), e);
     if (rc != OK) return rc;
-    struct load l = {.u = u, .plan = &plan, .progress = progress, .any_bf16 = o->any_bf16};
+    struct load l = {.u = u,
+                     .plan = &plan,
+                     .progress = progress,
+                     .any_bf16 = o->any_bf16,
+                     .nice = o->nice};
     rc = plan_check(&plan, specs, e);
     if (rc == OK && o->manifest) rc = manifest_check(o->manifest, &plan.checkpoint, progress, e);
     if (rc == OK) rc = load_plan(&l, e);

@@ -48,8 +48,8 @@ static err_t begin(struct update **out, struct store *s, bool in_place, struct e
         store_unclaim(s);
         return in_place ? err_set(e, ERR_NOMEM, "no memory to plan a weight update")
                         : err_set(e, ERR_NOMEM,
-                                  "no memory for a second generation of weights (%zu bytes)",
-                                  store_bytes(s));
+                                  "no memory for a%s generation of weights (%zu bytes)",
+                                  store_epoch(s) ? " second" : "", store_bytes(s));
     }
     u->bad_slot = SIZE_MAX;
     pthread_mutex_init(&u->lock, NULL);

@@ -408,20 +408,54 @@ def test_errors():
     fails(moult.ERR_UNSUPPORTED, "size", lambda: create(moult.ptr()))
 
 
+def as_torch(a):
+    """A numpy array as the tensor that a caller of torch would hold: BF16 bits become bfloat16."""
+    if a is None:
+        return None
+    return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16) if a.dtype == np.uint16 else torch.from_numpy(a)
+
+
 def test_torch():
+    """Every way in: each gives the bits that numpy gives."""
     if torch is None:
         return print("skip    test_torch: torch is not installed")
     rng = np.random.default_rng(8)
-    ms, w = rig(rng, "bf16")
-    x = torch.randn(4, 64).to(torch.bfloat16)
-    ids, weights = choices(rng, 4, 8, 2)
-    for m in w.values():
-        m.data = torch.from_numpy(m.data.view(np.int16)).view(torch.bfloat16)
-    moe = moult.Moe(64, 48, 8, 2)
-    moe.set_weights(**w)
-    y = moe.run(x, topk_ids=torch.from_numpy(ids), topk_weights=torch.from_numpy(weights))
-    assert y.dtype == torch.bfloat16
-    close(y.float().numpy(), *layer(x.double().numpy(), ids, round_bf16(weights), ms))
+    for f in ("bf16", "fp8-block", "fp8-tensor", "fp8-channel", "mxfp8", "nvfp4", "mxfp4"):
+        ms, w = rig(rng, f)
+        x = torch.from_numpy(rng.normal(0, 1, (4, 64)).astype(np.float32)).to(torch.bfloat16)
+        bits = x.view(torch.int16).numpy().view(np.uint16)
+        ids, weights = choices(rng, 4, 8, 2)
+        moe, other = (moult.Moe(64, 48, 8, 2, routing_method=moult.ROUTE_RENORMALIZE) for _ in range(2))
+        other.set_weights(**w)
+        moe.set_weights(**{n: moult.Matrices(m.format, as_torch(m.data), as_torch(m.scale), as_torch(m.tensor_scale))
+                           for n, m in w.items()})
+        y = moe.run(x, topk_ids=torch.from_numpy(ids), topk_weights=torch.from_numpy(weights))
+        want = other.run(bits, topk_ids=ids, topk_weights=weights)
+        assert y.dtype == torch.bfloat16 and (y.view(torch.int16).numpy().view(np.uint16) == want).all(), f
+        close(y.float().numpy(), *layer(x.double().numpy(), ids, round_bf16(weights), ms))
+        logits = torch.randn(4, 8).to(torch.bfloat16)
+        packed_out, replay_out = np.empty((4, 2), np.int32), np.empty((4, 2), np.int16)
+        fused = moe.run(x, logits=logits, packed_out=packed_out, replay_out=replay_out)
+        assert torch.equal(fused, moe.run(x, logits=logits.float()))
+        assert torch.equal(fused, moe.run(x, packed=torch.from_numpy(packed_out)))
+        assert torch.equal(fused, moe.run(x, logits=logits, replay_ids=torch.from_numpy(replay_out)))
+        assert (packed_out >> 16 == replay_out).all()
+        # float32, a strided view, a leaf with a gradient
+        wide = torch.zeros(4, 128)
+        wide[:, ::2] = x.float()
+        plain = moe.run(x.float(), logits=logits)
+        assert plain.dtype == torch.float32 and torch.equal(plain, moe.run(wide[:, ::2], logits=logits))
+        assert torch.equal(plain, moe.run(x.float().requires_grad_(), logits=logits))
+        assert torch.equal(moe.run(x.float(), logits=logits, output_dtype="bf16"), fused)
+        if f == "nvfp4":
+            m = w["up"]
+            got = moult.pack(f, 48, 64, as_torch(m.data[3]), as_torch(m.scale[3]), torch.tensor([m.tensor_scale[3]]))
+            assert (got == moult.pack(f, 48, 64, m.data[3], m.scale[3], m.tensor_scale[3:4])).all()
+    fails(moult.ERR_UNSUPPORTED, "device: meta", lambda: moe.run(x.to("meta"), logits=logits))
+    fails(moult.ERR_INPUT, "dtype: float64", lambda: moe.run(x.double(), logits=logits))
+    fails(moult.ERR_INPUT, "dtype: float16", lambda: moe.run(x, logits=logits.half()))
+    fails(moult.ERR_INPUT, "dtype: int64", lambda: moe.run(x, topk_ids=torch.from_numpy(ids).long(), topk_weights=weights))
+    fails(moult.ERR_INPUT, "shape", lambda: moe.run(x, logits=logits[:, :7]))
 
 
 # FlashInfer's layouts

@@ -34,6 +34,8 @@ MODULES = (
     "test_staging",
     "test_operators",
     "test_page",
+    "test_openapi",
+    "test_trainers",
 )
 for module in MODULES:
     m = importlib.import_module(module)

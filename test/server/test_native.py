@@ -149,7 +149,7 @@ def test_logprobs_of_given_ids():
         random_model(d, 17)
         with Server(d) as s:
             of = [3, 95, 3, 0]
-            for sp in (SP, dict(SP, temperature=0.6, top_k=4, sampling_seed=3), dict(SP, max_new_tokens=0)):
+            for sp in (SP, dict(SP, max_new_tokens=40), dict(SP, temperature=0.6, top_k=4, sampling_seed=3), dict(SP, max_new_tokens=0)):
                 body = {"input_ids": [5, 6, 7, 8], "return_logprob": True, "logprob_start_len": 1, "top_logprobs_num": VOCAB,
                         "token_ids_logprob": of, "return_text_in_logprobs": True, "sampling_params": sp}
                 r = s.post("/generate", body)[1]
@@ -181,14 +181,14 @@ def test_ids_that_top_p_keeps():
             sizes = set()
             for sp in (dict(top_p=0.9), dict(top_p=0.5, temperature=1.7), dict(top_p=1.0, top_k=7), dict(min_p=0.05),
                        dict(top_p=0.95, top_k=20, min_p=0.01), dict(temperature=0), dict(top_p=1e-6)):
-                sp = dict({"temperature": 1.0, "max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 8}, **sp)
+                sp = dict({"temperature": 1.0, "max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 8}, **sp)
                 plain = {"input_ids": [5, 6, 7], "return_logprob": True, "top_logprobs_num": VOCAB, "sampling_params": sp}
                 body = dict(plain, sampling_params=dict(sp, custom_params={"return_top_p_token_ids": True}))
                 a, r = s.post("/generate", plain)[1], s.post("/generate", body)[1]
                 assert a["output_ids"] == r["output_ids"] and "top_p_token_ids" not in a["meta_info"]
                 m = r["meta_info"]
                 ids, ends = int32s(m["top_p_token_ids"]), int32s(m["top_p_token_offsets"])
-                assert len(ends) == 13 and ends[0] == 0 and ends[-1] == len(ids) and ends == sorted(ends)
+                assert len(ends) == 41 and ends[0] == 0 and ends[-1] == len(ids) and ends == sorted(ends)
                 assert m["output_top_logprobs"] == a["meta_info"]["output_top_logprobs"]
                 for k, row in enumerate(m["output_top_logprobs"]):
                     kept, before, want = ids[ends[k]:ends[k + 1]], 0.0, []

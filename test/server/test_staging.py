@@ -346,6 +346,44 @@ def test_no_valid_weights():
         assert s.get("/health")[0] == 200 and status(s)["valid_weights"] is True and signature(s) == before
 
 
+def test_health_while_overwriting():
+    """The commit in place reads slowly: health and status answer at once, all other calls are refused, requests wait."""
+    with tempfile.TemporaryDirectory() as root:
+        hold = held(root)
+        if not hold:
+            print("skip test_health_while_overwriting: a preloaded library needs a C compiler and no sanitizer")
+            return
+        lib, switch = hold
+        s = preloaded(lib, EARLY, "--update-staging", "off", "--update-loader-threads", "1")
+        assert s.post(STAGE, {"model_path": FINAL, "weight_version": "2"})[0] == 200
+        open(switch, "w").close()
+        got, waits = [], []
+        t = threading.Thread(target=lambda: got.append(s.post(COMMIT, {})))
+        t.start()
+        wait_state(s, "committing")
+        w = threading.Thread(target=lambda: waits.append(s.generate([5], 4, ignore_eos=True)))
+        w.start()
+        slowest = 0
+        for _ in range(20):
+            began = time.time()
+            assert s.get("/health")[0] == s.get("/health_generate")[0] == 200
+            slowest = max(slowest, time.time() - began)
+            time.sleep(0.02)
+        now = status(s)
+        assert now["state"] == "committing" and 0 < now["progress"] < 1, now
+        for path, body in ((STAGE, {"model_path": EARLY}), (UPDATE, {"model_path": EARLY}), (COMMIT, {}), (DISCARD, {})):
+            code, r = s.post(path, body)
+            assert code == 400 and "committing" in r["message"], (path, r)
+        assert not waits and slowest < 1, slowest
+        os.remove(switch)
+        t.join()
+        w.join()
+        assert got[0][0] == 200 and waits[0]["meta_info"]["weight_version"] == "2", (got, waits)
+        with Server(FINAL) as fresh:
+            assert waits[0]["output_ids"] == fresh.generate([5], 4, ignore_eos=True)["output_ids"]
+        s.stop()
+
+
 def test_staging_flags():
     """What this machine cannot do is refused by name at the start; the plan says what an update costs."""
     for flags, says in ((["--update-staging", "device"], "host or off"), (["--update-staging", "x"], "auto|device|host|off"),

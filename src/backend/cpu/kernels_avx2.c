@@ -114,21 +114,20 @@ OP void v_load_pair(const uint16_t *p, V *even, V *odd)
 #define TABLE(...) _mm256_broadcastsi128_si256(_mm_setr_epi8(__VA_ARGS__))
 
 /* BF16 of a normal E4M3 is its bits moved, and 120 added to the exponent.  For the subnormals 0 to 7
- * tables hold what is to be added besides; codes from 16 index them with bit 7 set, which gives 0. */
+ * the tables hold what is to be added instead; all from 8 take the last entry. */
 OP void e4m3_pair(const uint8_t *p, bool nan, V *even, V *odd)
 {
     const __m256i low = TABLE(0, -16, 96, -112, -64, -48, -32, -16, 0, 0, 0, 0, 0, 0, 0, 0);
-    const __m256i high = TABLE(-60, -2, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m256i high = TABLE(0, 58, 59, 59, 59, 59, 59, 59, 60, 60, 60, 60, 60, 60, 60, 60);
+    const __m256i keep = _mm256_set1_epi16((short)0x87f0);
     __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p), zero = _mm256_setzero_si256();
     __m256i m = _mm256_and_si256(x, _mm256_set1_epi8(0x7f));
-    __m256i i = _mm256_add_epi8(m, _mm256_set1_epi8(0x70));
-    __m256i l = _mm256_shuffle_epi8(low, i);
-    __m256i h = _mm256_add_epi8(_mm256_shuffle_epi8(high, i), _mm256_set1_epi8(0x3c));
+    __m256i i = _mm256_min_epu8(m, _mm256_set1_epi8(15));
+    __m256i l = _mm256_shuffle_epi8(low, i), h = _mm256_shuffle_epi8(high, i);
     if (nan) { /* code 0x7f: another 0x3c00 makes all ones of the exponent */
         __m256i is_nan = _mm256_cmpeq_epi8(m, _mm256_set1_epi8(0x7f));
         h = _mm256_add_epi8(h, _mm256_and_si256(is_nan, _mm256_set1_epi8(0x3c)));
     }
-    __m256i keep = _mm256_set1_epi16((short)0x87f0);
     __m256i a = _mm256_srai_epi16(_mm256_unpacklo_epi8(zero, x), 4);
     __m256i b = _mm256_srai_epi16(_mm256_unpackhi_epi8(zero, x), 4);
     a = _mm256_add_epi16(_mm256_and_si256(a, keep), _mm256_unpacklo_epi8(l, h));
@@ -171,10 +170,10 @@ OP V v_scale_e8m0(const uint8_t *p)
                _mm256_castsi256_ps(_mm256_srli_epi32(b, 1))};
 }
 
-/* ---- 4-bit weights: bytes of twice the element plus 12, rows 0-7 and 8-15, 4 columns a word ---- */
+/* ---- 4-bit weights: bytes of twice the element plus 12, 8 rows of 4 columns ---- */
 
 typedef struct {
-    __m256i a[4], b[4];
+    __m256i a[4], b[4]; /* rows 0-7 and 8-15 */
 } codes_t;
 
 /* Half a unit: 8 rows of columns 0-3 (bits 0) or 4-7 (bits 4). */
