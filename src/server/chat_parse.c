@@ -270,7 +270,10 @@ static int json_head(struct chat_parser *p, size_t *value, size_t *name, size_t 
     *name_end = ++at;
     if ((r = eat(p, &at, ",")) != 1) return r;
     size_t key = at;
-    if ((r = eat(p, &key, "\"arguments\"")) < 0) r = eat(p, (key = at, &key), "\"parameters\"");
+    if ((r = eat(p, &key, "\"arguments\"")) < 0) {
+        key = at;
+        r = eat(p, &key, "\"parameters\"");
+    }
     if (r != 1) return r;
     at = key;
     if ((r = eat(p, &at, ":")) != 1) return r;

@@ -24,6 +24,7 @@
 
 static void xchg_free(struct xchg *x)
 {
+    struct server *s = x->s;
     for (int32_t i = 0; i < x->n_slots; i++) slot_release(&x->slots[i]);
     mem_free(x->slots);
     mem_free(x->model);
@@ -32,6 +33,7 @@ static void xchg_free(struct xchg *x)
     buf_release(&x->out);
     pthread_mutex_destroy(&x->m);
     mem_free(x);
+    atomic_fetch_sub(&s->n_xchg, 1); /* the server may be gone from here on */
 }
 
 void xchg_unref(struct xchg *x)
@@ -237,6 +239,7 @@ static struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const c
 {
     struct xchg *x = mem_try(sizeof *x);
     if (!x) return NULL;
+    atomic_fetch_add(&s->n_xchg, 1);
     x->s = s;
     x->c = c;
     x->fd = -1;
@@ -551,6 +554,8 @@ bool server_stop(struct server *s)
     pthread_join(s->watcher, NULL);
     if (s->daemon) MHD_stop_daemon(s->daemon);
     if (listener >= 0) close(listener);
+    for (int64_t until = clock_ns() + STOP_S * 1000000000ll; atomic_load(&s->n_xchg) > 0; usleep(1000))
+        if (clock_ns() > until) return false; /* the engine has not let go of their requests */
     close(s->epoll_fd);
     close(s->stop_fd);
     mem_free(s->watch);

@@ -141,6 +141,7 @@ struct server {
     struct server_options o;
     struct engine *engine;
     _Atomic bool ready, draining, stopping;
+    _Atomic int n_xchg; /* not freed; server_stop waits for the last */
     pthread_mutex_t m; /* lanes, live list, progress */
     struct lane lanes[2]; /* small bodies, big ones */
     struct xchg *live;
