@@ -400,7 +400,7 @@ def test_staging_flags():
 
 
 def test_soak():
-    """Updates under load, one in ten bad (bench/soak_update.py; 10,000 are in bench/results)."""
+    """Updates under load, one in ten bad (bench/soak_update.py; bench/results has a long run)."""
     count = int(os.environ.get("MOULT_UPDATES", "10" if SLOW else "40"))
     seen, answers = soak_update.run(count, seed=3, tell=lambda *a, **k: None)
     assert min(answers) > 0, answers
