@@ -3,7 +3,7 @@
 set -eu
 pkgs="make gcc libc6-dev pkg-config libmicrohttpd-dev libjansson-dev libpcre2-dev libutf8proc-dev
       libxxhash-dev nettle-dev libzstd-dev libcurl4-openssl-dev curl"
-[ "${1:-}" = test ] && pkgs="$pkgs libcmocka-dev clang python3 python3-venv libclang-rt-dev python3-torch"
+[ "${1:-}" = test ] && pkgs="$pkgs libcmocka-dev clang python3 python3-venv libclang-rt-dev"
 missing=
 for p in $pkgs; do
     dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' && continue
