@@ -109,6 +109,7 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .tool_format = tool_format_find(a->tool_parser, l->text.source),
         .reasoning_format = reasoning_format_find(a->reasoning_parser, l->text.source),
         .keep_experts = a->keep_experts,
+        .memory_saver = a->memory_saver,
         .update_in_flight = in_flight,
         .update_drain_s = a->update_drain_s,
         .ready_after_update = a->ready_after_update,

@@ -48,7 +48,7 @@ static const struct row {
     {"kv_cache_dtype", false, TEXT, NULL, AT(kv_cache_dtype)},
     {"disaggregation_mode", false, JSON, "\"null\"", 0},
     {"encoder_only", false, JSON, "false", 0},
-    {"enable_memory_saver", false, JSON, "false", 0},
+    {"enable_memory_saver", false, BOOL, NULL, AT(memory_saver)},
     {"enable_return_routed_experts", false, BOOL, NULL, AT(keep_experts)},
     {"enable_return_indexer_topk", false, JSON, "false", 0},
     {"enable_lora", false, JSON, "false", 0},

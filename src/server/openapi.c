@@ -65,7 +65,7 @@ static const struct doc docs[] = {
     {"/begin_weight_update", "Open a session of tensor updates", "selector string, restart boolean"},
     {"/end_weight_update", "Commit the session", UPDATE},
     {"/post_process_weights", "Nothing: answered for trainers that ask", NOTHING},
-    {"/get_weights_by_name", "Values or bytes of a tensor", "name string, truncate_size integer"},
+    {"/get_weights_by_name", "Values or bytes of a tensor", "name string!, truncate_size integer"},
     {"/weights_checker", "Checksums of the weights", "action string, allow_quant_error boolean"},
     {"/release_memory_occupation", "Give memory back while idle", "tags array"},
     {"/resume_memory_occupation", "Take it again", "tags array"},

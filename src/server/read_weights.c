@@ -33,6 +33,9 @@ err_t weight_read_rows(struct weight_reader *r, size_t slot, const struct export
 {
     size_t step = PIECE_BYTES / (t->row_bytes ? t->row_bytes : 1) / MEMORY_ROWS * MEMORY_ROWS;
     if (step == 0) step = MEMORY_ROWS;
+    struct engine_stats st;
+    engine_stat(r->engine, &st);
+    if (st.no_weights) return err_set(e, ERR_STATE, "there are no valid weights to read; an update brings them");
     for (size_t i = 0, m; i < n; i += m) {
         m = n - i < step ? n - i : step;
         struct piece p = {r, slot, t, row0 + i, m, (char *)to + i * t->row_bytes};

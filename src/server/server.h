@@ -56,7 +56,7 @@ struct server_options {
     const struct tool_format *tool_format;           /* chat_parse.h; NULL: tool calls stay text */
     const struct reasoning_format *reasoning_format; /* NULL: reasoning stays text */
     int max_running;            /* this and what follows: told in /server_info only */
-    bool keep_experts;
+    bool keep_experts, memory_saver;
     const char *dtype, *load_format, *kv_cache_dtype, *quantization; /* as asked for; NULL: null */
     const struct server_info *info;                                  /* NULL: nothing is told otherwise */
 };

@@ -1,5 +1,6 @@
 """Chromium without a window, driven through its debugging pipe (descriptors 3 and 4; messages end with a NUL)."""
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -16,9 +17,9 @@ class Browser:
         to_r, self.to = os.pipe()
         self.frm, from_w = os.pipe()
 
-        def descriptors():
-            os.dup2(to_r, 13), os.dup2(from_w, 14)
-            os.dup2(13, 3), os.dup2(14, 4)
+        def descriptors():  # out of the way first: either may be 3 or 4
+            a, b = fcntl.fcntl(to_r, fcntl.F_DUPFD, 100), fcntl.fcntl(from_w, fcntl.F_DUPFD, 100)
+            os.dup2(a, 3), os.dup2(b, 4)
         self.proc = subprocess.Popen(
             [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
              "--remote-debugging-pipe", f"--user-data-dir={self.dir}", "about:blank"],

@@ -40,14 +40,18 @@ def bench(s, *flags, n=1209):
 
 
 def test_accuracy_before_and_after_an_update():
-    """1,209 at once; the half-trained weights, an update in place, the trained ones.  Same process."""
+    """1,209 at once; the half-trained weights, an update in place, the trained ones.  Same process.  Eight shots, which
+    take minutes, only if FULL is set; tools/demo.sh has them."""
     n = 24 if SLOW else 1209
     with Server(EARLY) as s:
-        early8, early0 = bench(s, n=n), bench(s, "--chat", n=n)
+        early0 = bench(s, "--chat", n=n)
         if not SLOW:
-            assert abs(early8 - 0.501) <= 0.025 and abs(early0 - 0.445) <= 0.025, (early8, early0)
+            assert abs(early0 - 0.445) <= 0.025, early0
+        if os.environ.get("FULL"):
+            early8 = bench(s, n=n)
+            assert abs(early8 - 0.501) <= 0.025, early8
         assert s.post("/update_weights_from_disk", {"model_path": FINAL})[0] == 200
-        final8, final0 = bench(s, n=24 if SLOW else 400), bench(s, "--chat", n=n)
+        final8, final0 = bench(s, n=24 if SLOW else 200), bench(s, "--chat", n=n)
         assert final8 >= 0.995 and final0 >= 0.995, (final8, final0)
 
 

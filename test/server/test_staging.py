@@ -340,6 +340,7 @@ def test_no_valid_weights():
             for stream in (False, True):
                 code, r = s.post(path, dict(body, stream=stream))
                 assert code == 503 and "no valid weights" in str(r), (path, code, r)
+        assert "no valid weights" in str(s.post("/weights_checker", {"action": "checksum"})), "a mixture was read"
         assert s.post(UPDATE, {"model_path": os.path.join(root, "nowhere")})[0] == 400
         assert s.get("/health")[0] == 503 and status(s)["state"] == "no_valid_weights"
         assert s.post(UPDATE, {"model_path": EARLY})[0] == 200

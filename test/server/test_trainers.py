@@ -342,8 +342,8 @@ def test_external_engine_fields():
                     "enable_return_routed_experts": False, "moe_dp_size": 1, "disaggregation_mode": "null",
                     "encoder_only": False, "dtype": "auto", "load_format": "auto", "model_path": EARLY,
                     "served_model_name": EARLY, "status": "ready"})
-    with Server(EARLY, "--enable-return-routed-experts") as s:
-        compare(s, {"enable_return_routed_experts": True})
+    with Server(EARLY, "--enable-return-routed-experts", "--enable-memory-saver") as s:
+        compare(s, {"enable_return_routed_experts": True, "enable_memory_saver": True})
     told = ["host=10.1.2.3", "port=31000", "tp_size=8", "ep_size=8", "base_gpu_id=4", "nnodes=2", "dist_init_addr=null",
             "num_gpus=8", "note=x=y", 'list=[1,"a"]', "empty="]
     with Server(EARLY, *[a for t in told for a in ("--server-info", t)]) as s:
@@ -351,7 +351,7 @@ def test_external_engine_fields():
                            "num_gpus": 8, "note": "x=y", "list": [1, "a"], "empty": "", "pp_size": 1, "node_rank": 0})
         assert info["dist_init_addr"] is None
     for pair, says in (("model_path=/x", "model_path"), ("max_running_requests=9", "max-running-requests"),
-                       ("enable_memory_saver=true", "fact"), ("enable_return_routed_experts=true", "enable-return-routed-experts"),
+                       ("enable_memory_saver=true", "enable-memory-saver"), ("enable_return_routed_experts=true", "enable-return-routed-experts"),
                        ("weight_version=9", "weight-version"), ("page_size=1", "page-size"), ("epoch=5", "fact"), ("api_key=x", "api-key"),
                        ("tp_size", "KEY=VALUE"), ("=1", "KEY=VALUE"), ("Tp=1", "KEY=VALUE"), ('a"b=1', "KEY=VALUE")):
         p = subprocess.run([MOULT, "serve", "--model-path", EARLY, "--port", "0", "--server-info", pair],
