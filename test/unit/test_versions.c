@@ -113,7 +113,7 @@ struct fuzz {
     unsigned seed;
     _Atomic bool *over;
     struct request *want[2][4]; /* under early and final */
-    int lived, ended, spanned;
+    _Atomic int lived, ended, spanned;
     char wrong[200]; /* cmocka asserts in its own thread alone */
     pthread_t t;
 };
@@ -172,6 +172,18 @@ static void control_move(struct rig *g, unsigned *seed)
     must(engine_check(g->e, &err), &err);
 }
 
+/* Has each of the things that this test is about happened somewhere? */
+static bool seen_all(const struct fuzz *f, int n)
+{
+    int lived = 0, ended = 0, spanned = 0;
+    for (int i = 0; i < n; i++) {
+        lived += f[i].lived;
+        ended += f[i].ended;
+        spanned += f[i].spanned;
+    }
+    return lived && ended && spanned;
+}
+
 static void test_moves_at_random(void **state)
 {
     (void)state;
@@ -197,7 +209,7 @@ static void test_moves_at_random(void **state)
         f[i].over = &over;
         pthread_create(&f[i].t, NULL, ask_main, &f[i]);
     }
-    for (int i = 0; i < TURNS; i++) {
+    for (int i = 0; i < TURNS || (i < 20 * TURNS && !seen_all(f, N)); i++) {
         control_move(&g, &seed);
         usleep((useconds_t)rand_r(&seed) % 8000);
     }
