@@ -42,7 +42,7 @@ def bench(s, *flags, n=1209):
 def test_accuracy_before_and_after_an_update():
     """1,209 at once; the half-trained weights, an update in place, the trained ones.  Same process.  Eight shots, which
     take minutes, only if FULL is set; tools/demo.sh has them."""
-    n = 24 if SLOW else 1209
+    n = 8 if SLOW else 1209
     with Server(EARLY) as s:
         early0 = bench(s, "--chat", n=n)
         if not SLOW:
@@ -51,7 +51,7 @@ def test_accuracy_before_and_after_an_update():
             early8 = bench(s, n=n)
             assert abs(early8 - 0.501) <= 0.025, early8
         assert s.post("/update_weights_from_disk", {"model_path": FINAL})[0] == 200
-        final8, final0 = bench(s, n=24 if SLOW else 200), bench(s, "--chat", n=n)
+        final8, final0 = bench(s, n=8 if SLOW else 200), bench(s, "--chat", n=n)
         assert final8 >= 0.995 and final0 >= 0.995, (final8, final0)
 
 
