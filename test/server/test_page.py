@@ -1,6 +1,6 @@
 """The page at /, in a real browser where there is one (Debian: chromium)."""
 import browser
-from harness import EARLY, FINAL, Server
+from harness import EARLY, FINAL, SLOW, Server
 
 WIDTHS = ((1200, 900, False), (1200, 900, True), (390, 800, False))
 
@@ -13,8 +13,8 @@ def test_root_by_what_is_asked():
 
 
 def test_page_in_a_browser():
-    if not browser.CHROMIUM:  # and build/log/page-*.png are there to be looked at
-        print("skip test_page_in_a_browser: no chromium")
+    if SLOW or not browser.CHROMIUM:  # and build/log/page-*.png are there to be looked at
+        print("skip test_page_in_a_browser: " + ("once is enough" if SLOW else "no chromium"))
         return
     with Server(EARLY, "--served-model-name", "tiny <b>model</b>") as s:
         for width, height, dark in WIDTHS:
