@@ -10,7 +10,7 @@
 #ifdef __SANITIZE_THREAD__
 enum { LEN = 40, NEW = 60, AT = 20, LONG = 400, TURNS = 40 };
 #elif defined(__SANITIZE_ADDRESS__)
-enum { LEN = 40, NEW = 60, AT = 20, LONG = 1500, TURNS = 60 };
+enum { LEN = 40, NEW = 60, AT = 20, LONG = 1000, TURNS = 40 };
 #else
 enum { LEN = 40, NEW = 80, AT = 24, LONG = 3000, TURNS = 100 };
 #endif

@@ -12,7 +12,7 @@
 #ifdef __SANITIZE_THREAD__
 enum { N_BATCH = 16, LEN = 75, NEW = 24, N_PROMPTS = 8 }; /* ten times slower */
 #elif defined(__SANITIZE_ADDRESS__)
-enum { N_BATCH = 64, LEN = 75, NEW = 24, N_PROMPTS = 20 };
+enum { N_BATCH = 32, LEN = 75, NEW = 24, N_PROMPTS = 10 };
 #else
 enum { N_BATCH = 64, LEN = 75, NEW = 24, N_PROMPTS = 150 };
 #endif
