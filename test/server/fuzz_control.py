@@ -363,7 +363,7 @@ def run(kind, seed, indices, result=None, told=500):
             for c in f.free:
                 c.close()
             f.seen.update(calls=f.calls, sequences=len(indices), slowest_health_ms=round(f.slowest_health * 1000))
-            for _ in range(200):
+            for _ in range(1000):
                 left = len(os.listdir(f"/proc/{s.proc.pid}/fd")) - files
                 if left <= 0:
                     break
