@@ -35,7 +35,7 @@ err_t weight_read_rows(struct weight_reader *r, size_t slot, const struct export
     if (step == 0) step = MEMORY_ROWS;
     struct engine_stats st;
     engine_stat(r->engine, &st);
-    if (st.no_weights) return err_set(e, ERR_STATE, "there are no valid weights to read; an update brings them");
+    if (st.no_weights) return err_set(e, ERR_STATE, "no valid weights are resident: released, or ruined by an update in place; an update brings them");
     for (size_t i = 0, m; i < n; i += m) {
         m = n - i < step ? n - i : step;
         struct piece p = {r, slot, t, row0 + i, m, (char *)to + i * t->row_bytes};
