@@ -26,7 +26,9 @@ void xchg_run(struct xchg *x)
             return;
         }
     }
-    if ((x->route->flags & ROUTE_ADMIN) && roots_check(x->s->o.roots, x->s->o.n_roots, body, &e)) {
+    const struct server_options *o = &x->s->o;
+    if ((x->route->flags & ROUTE_ADMIN) &&
+        (roots_check(o->roots, o->n_roots, body, &e) || roots_check(o->roots, o->n_roots, x->query, &e))) {
         reply_err(x, &e);
         json_decref(body);
         xchg_ready(x);

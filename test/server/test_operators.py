@@ -114,6 +114,9 @@ def test_allowed_paths():
             for path in (outside, os.path.join(inside, "link"), os.path.join(inside, "..", "in-too"), FINAL, "/", "org/none"):
                 status, r = s.post("/update_weights_from_disk", {"model_path": path})
                 assert status == 400 and "--allowed-path" in json.dumps(r), (path, status, r)
+            for body, query in (({"file_path": "/etc/hostname"}, ""), ({}, "?file_path=/etc/hostname")):
+                status, r = s.post("/update_weights_from_tensor" + query, body)
+                assert status == 400 and "--allowed-path" in json.dumps(r), (body, query, r)
             assert s.post("/update_weights_from_disk", {"model_path": os.path.join(inside, "m")})[0] == 200
 
 
