@@ -3,6 +3,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/pages.h"
+#include "base/pool.h"
 #include "cli/formats.h"
 #include "cli/load_device.h"
 #include "engine/routing.h"
@@ -15,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define KV_DEFAULT_MAX  ((size_t)8 << 30)
 #define STEP_TOKENS_MAX 8192
@@ -230,8 +230,7 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
                        "(max_position_embeddings)",
                        o->context_len, l->config.max_positions);
     l->context_len = o->context_len > 0 ? (int32_t)o->context_len : l->config.max_positions;
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    l->n_threads = o->threads > 0 ? (int)o->threads : cpus > 0 ? (int)cpus : 1;
+    l->n_threads = o->threads > 0 ? (int)o->threads : pool_cpus();
     int64_t step = o->chunk > 0 ? o->chunk : STEP_TOKENS_MAX;
     if (step < o->max_running)
         step = o->max_running; /* every running request decodes in one step */

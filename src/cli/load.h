@@ -33,7 +33,7 @@ struct load_options {
     int64_t max_total_tokens; /* KV tokens; 0: by memory */
     double mem_fraction;      /* of all memory for weights and KV; 0: the default rule */
     int64_t chunk;            /* prefill tokens a step; <= 0: the most a step takes */
-    int64_t threads;          /* 0: online CPUs */
+    int64_t threads;          /* 0: pool_cpus() */
     const char *isa;          /* NULL: the best */
     const char *device;       /* NULL or "auto": a GPU if there is one; "cpu", "cuda" */
     bool no_graphs;           /* GPU: launch every kernel of every step */

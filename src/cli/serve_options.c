@@ -79,7 +79,7 @@ static const struct opt serve_opts[] = {
      "seconds that an update lets requests drain before it retracts them; 0: no limit", NULL},
     {"ready-after-update", NULL, OPT_HONOURED, OPT_FLAG, AT(ready_after_update), NULL, 0, 0, NULL,
      "health and generation answer 503 until a weight update has succeeded", NULL},
-    {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL, "compute threads [online CPUs]", NULL},
+    {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL, "compute threads [CPUs it may use]", NULL},
     {"device", NULL, OPT_HONOURED, OPT_CHOICE, AT(device), "auto", 0, 0, "auto|cpu|cuda",
      "where the model runs; auto: a GPU if there is one that can", NULL},
     {"disable-cuda-graph", NULL, OPT_HONOURED, OPT_FLAG, AT(no_graphs), NULL, 0, 0, NULL,
