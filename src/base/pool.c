@@ -37,6 +37,7 @@ static void *worker(void *arg)
 {
     struct pool *p = arg;
     uint64_t seen = 0;
+    (void)pthread_setname_np(pthread_self(), "compute");
     pthread_mutex_lock(&p->lock);
     for (;;) {
         while (!p->stop && (p->generation == seen || !p->fn))

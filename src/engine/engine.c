@@ -240,6 +240,7 @@ static void *engine_main(void *arg)
 {
     struct engine *e = arg;
     bool busy = false;
+    (void)pthread_setname_np(pthread_self(), "engine"); /* for top and perf */
     while (take_inbox(e, busy)) {
         busy = !e->paused && !memory_held(e) && (step_run(e) || e->s.n_waiting > 0);
         publish(e);

@@ -135,6 +135,7 @@ static void *watcher(void *arg)
 {
     struct server *s = arg;
     struct epoll_event ev[64];
+    (void)pthread_setname_np(pthread_self(), "watch");
     while (!s->stopping) {
         int n = epoll_wait(s->epoll_fd, ev, 64, 1000);
         for (int i = 0; i < n; i++) {
