@@ -77,8 +77,9 @@ def listen(port, streams, first, tokens, result):
             data = c.recv(1 << 18)
             t1 = time.monotonic()
             t0 = t0 or t1
-            text[c][1].append(data)
-            if not data or data.endswith(b"0\r\n\r\n"):
+            parts = text[c][1]
+            parts.append(data)
+            if not data or (data if len(data) > 4 else b"".join(parts[-5:])).endswith(b"0\r\n\r\n"):
                 poll.unregister(c)
                 left -= 1
     wrong = 0

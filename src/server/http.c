@@ -1,5 +1,9 @@
 /*
- * http.c - the daemon.
+ * http.c - the daemon and its thread.
+ *
+ * The thread waits on libmicrohttpd's epoll descriptor itself: the library's own thread (0.9.75) asks for 128 events at a
+ * time and, having got exactly that many, waits for another before it looks at them.  Connections that are resumed
+ * tell it through wake_fd.
  *
  * A client that sends FIN is taken to have left, on every route: its requests are aborted at once (watch.h).
  */
@@ -11,9 +15,11 @@
 #include "text/grammar.h"
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -39,12 +45,19 @@ void xchg_unref(struct xchg *x)
     if (atomic_fetch_sub(&x->refs, 1) == 1) xchg_free(x);
 }
 
+/* One write a round of daemon_main, however many connections were resumed. */
+static void wake_daemon(struct server *s)
+{
+    if (!atomic_exchange(&s->woken, true)) (void)eventfd_write(s->wake_fd, 1);
+}
+
 static void wake_locked(struct xchg *x)
 {
     x->wake = true;
     if (!x->suspended) return;
     x->suspended = false;
     MHD_resume_connection(x->c);
+    wake_daemon(x->s);
 }
 
 void xchg_ready(struct xchg *x)
@@ -351,6 +364,24 @@ static int raise_files(void)
     return r.rlim_cur > 65536 ? 65536 : (int)r.rlim_cur;
 }
 
+static void *daemon_main(void *arg)
+{
+    struct server *s = arg;
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+    struct pollfd fds[2] = {{.fd = info->epoll_fd, .events = POLLIN}, {.fd = s->wake_fd, .events = POLLIN}};
+    (void)pthread_setname_np(pthread_self(), "http");
+    while (!s->daemon_ends) {
+        MHD_UNSIGNED_LONG_LONG ms;
+        eventfd_t n;
+        bool due = MHD_get_timeout(s->daemon, &ms) == MHD_YES;
+        (void)poll(fds, 2, !due ? -1 : ms > 1000 ? 1000 : (int)ms);
+        if (fds[1].revents) (void)eventfd_read(s->wake_fd, &n);
+        atomic_store(&s->woken, false); /* MHD_run sees what was resumed before this */
+        (void)MHD_run(s->daemon);
+    }
+    return NULL;
+}
+
 static err_t listen_at(struct server *s, struct err *e)
 {
     char port[16];
@@ -360,7 +391,7 @@ static err_t listen_at(struct server *s, struct err *e)
     if (getaddrinfo(host, port, &hint, &a)) return err_set(e, ERR_INPUT, "host: cannot resolve %s", host);
     unsigned limit = s->watch.n > 256 ? (unsigned)s->watch.n - 128 : 64;
     s->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME |
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME |
             (a->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0),
         (uint16_t)s->o.port, NULL, NULL, on_access, s, MHD_OPTION_SOCK_ADDR, a->ai_addr,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT, limit,
@@ -370,6 +401,8 @@ static err_t listen_at(struct server *s, struct err *e)
     if (!s->daemon) return err_set(e, ERR_IO, "cannot listen on %s port %d", host, s->o.port);
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
     s->port = info && info->port ? info->port : s->o.port;
+    s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    CHECK(pthread_create(&s->thread, NULL, daemon_main, s) == 0);
     return OK;
 }
 
@@ -496,7 +529,13 @@ bool server_stop(struct server *s)
     }
     work_stop(s);
     watch_stop(&s->watch);
-    if (s->daemon) MHD_stop_daemon(s->daemon);
+    if (s->daemon) {
+        s->daemon_ends = true;
+        wake_daemon(s);
+        pthread_join(s->thread, NULL);
+        close(s->wake_fd);
+        MHD_stop_daemon(s->daemon);
+    }
     if (listener >= 0) close(listener);
     for (int64_t until = clock_ns() + STOP_S * 1000000000ll; atomic_load(&s->n_xchg) > 0; usleep(1000))
         if (clock_ns() > until) return false; /* the engine has not let go of their requests */

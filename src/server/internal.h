@@ -141,6 +141,7 @@ struct server {
     struct server_options o;
     struct engine *engine;
     _Atomic bool ready, draining, stopping;
+    _Atomic bool woken, daemon_ends; /* http.c */
     _Atomic int n_xchg; /* not freed; server_stop waits for the last */
     pthread_mutex_t m; /* lanes, live list, progress */
     struct lane lanes[2]; /* small bodies, big ones */
@@ -150,7 +151,8 @@ struct server {
     bool quit;     /* workers end when their lane is empty */
     int n_threads; /* of RUN_THREAD, running */
     struct watch watch;
-    int port;
+    pthread_t thread; /* the daemon's */
+    int wake_fd, port;
     json_t *preferred; /* options' preferred_sampling; NULL: none */
     struct MHD_Daemon *daemon;
     struct metrics metrics;
