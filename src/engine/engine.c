@@ -93,7 +93,7 @@ static bool take_experts(const struct engine *e, const struct seq *q)
 {
     struct request *r = q->r;
     int32_t end = r->n_prompt + r->n_output - 1;
-    if (!e->routing || !r->want_experts || q->computed < end) return true;
+    if (!e->routing || !r->want_experts || q->ready < end) return true;
     int32_t n = end > r->experts_start ? end - r->experts_start : 0;
     uint8_t *rows = n ? routing_rows(e->routing, q->pages, r->experts_start, end) : NULL;
     if (n && !rows) return false;
@@ -109,6 +109,7 @@ void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, cons
 {
     struct request *r = q->r;
     char version[sizeof(r->weight_version)];
+    flight_leave(q);
     if (q->queued) sched_unqueue(&e->s, q);
     else if (f != FINISH_ABORT) sched_share(&e->s, q);
     if (!take_experts(e, q) && f != FINISH_ABORT) {
@@ -227,10 +228,14 @@ static bool take_inbox(struct engine *e, bool busy)
     pthread_mutex_unlock(&e->lock);
     while (m) {
         struct msg *next = m->next;
+        if (m->kind != MSG_SUBMIT) step_drain(e);
         handle(e, m);
         m = next;
     }
-    if (late || (stopping && (e->paused || memory_held(e)))) engine_abort_where(e, NULL, NULL);
+    if (late || (stopping && (e->paused || memory_held(e)))) {
+        step_drain(e);
+        engine_abort_where(e, NULL, NULL);
+    }
     control_turn(e);
     updates_refuse_work(e); /* what was on its way when they were lost */
     return !(stopping && e->s.n_running == 0 && e->s.n_waiting == 0);
@@ -244,6 +249,7 @@ static void *engine_main(void *arg)
         busy = !e->paused && !memory_held(e) && (step_run(e) || e->s.n_waiting > 0);
         publish(e);
     }
+    step_drain(e); /* of requests that have ended */
     publish(e);
     return NULL;
 }
@@ -255,7 +261,8 @@ static void clear_page(void *ctx, int32_t page)
 
 static void release(struct engine *e)
 {
-    step_release(e);
+    for (int i = 0; i < 2; i++) flight_free(&e->flights[i]);
+    mem_free(e->load.counts);
     mem_free(e->profile.records);
     radix_free(e->s.tree);
     pages_free(e->s.pages);
@@ -284,7 +291,9 @@ static err_t init_sched(struct engine *e, struct err *err)
     if (!e->s.tree || !e->s.running)
         return err_set(err, ERR_NOMEM, "no memory for %d KV pages", o->n_kv_pages);
     err_t rc = o->keep_experts ? routing_new(&e->routing, o->config, o->n_kv_pages, err) : OK;
-    return rc == OK ? step_buffers(e, err) : rc;
+    e->overlap = o->overlap == OVERLAP_ON || (o->overlap == OVERLAP_AUTO && (model_can(o->model) & MODEL_ASYNC));
+    for (int i = 0; rc == OK && i < (e->overlap ? 2 : 1); i++) rc = flight_new(&e->flights[i], o, err);
+    return rc;
 }
 
 err_t engine_new(struct engine **out, const struct engine_options *o, struct err *err)
