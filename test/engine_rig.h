@@ -24,6 +24,8 @@ struct rig {
     struct model *model;
     struct engine *e;
     const char *isa; /* NULL: best */
+    struct model *outer; /* NULL, or what the engine gets in the model's place: made by `wrap` */
+    struct model *(*wrap)(struct model *inner);
 };
 
 static inline void rig_open(struct rig *g, const char *dir, struct engine_options o)
@@ -53,7 +55,8 @@ static inline void rig_open(struct rig *g, const char *dir, struct engine_option
     if (overlap && o.overlap == OVERLAP_AUTO) o.overlap = OVERLAP_ON;
     o.config = &g->c;
     o.store = g->store;
-    o.model = g->model;
+    g->outer = g->wrap ? g->wrap(g->model) : NULL;
+    o.model = g->outer ? g->outer : g->model;
     o.context_len = 4096;
     o.weight_version = "v0";
     assert_int_equal(engine_new(&g->e, &o, &e), OK);

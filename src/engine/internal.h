@@ -121,6 +121,8 @@ struct engine {
 };
 
 /* engine.c */
+void engine_post(struct engine *e, struct msg *m); /* lock held */
+void engine_seq_free(struct seq *q);               /* NULL is fine */
 void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, const char *message);
 /* Send and wait for the answer; ERR_STATE when stopping. */
 err_t engine_call(struct engine *e, struct msg *m, struct err *err);
