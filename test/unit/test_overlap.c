@@ -27,6 +27,7 @@ struct late {
     int64_t behind; /* steps submitted while one was in flight */
     int64_t draws;  /* rows that drew a token */
     size_t row;     /* of experts, a token */
+    _Atomic bool fail; /* the step that is collected next has no memory */
 };
 
 static struct late *late_of(const struct model *m)
@@ -88,6 +89,7 @@ static err_t late_collect(struct model *m, const struct step *st, struct err *e)
     err_t rc = model_collect(l->inner, &h->st, e);
     for (int32_t i = 0; i < st->n_rows; i++) *st->rows[i].out = h->out[i];
     if (st->experts) memcpy(st->experts, h->experts, (size_t)st->n_tokens * l->row * sizeof *h->experts);
+    if (rc == OK && atomic_exchange(&l->fail, false)) rc = err_set(e, ERR_NOMEM, "out of memory, says the test");
     mem_free(h->rows);
     mem_free(h->out);
     mem_free(h->experts);
@@ -403,6 +405,31 @@ static void test_random_control(void **state)
     close_late(&g);
 }
 
+/* A step that fails takes its own requests with it, in the step behind it too, and nothing else. */
+static void test_step_fails(void **state)
+{
+    (void)state;
+    if (no_model()) skip();
+    struct rig g;
+    struct err err = {0};
+    struct request *r[6];
+    open_late(&g, DIR_FINAL, (struct engine_options){.max_running = 4});
+    struct request *want = run_one(g.e, make(5, 20, 12));
+    for (int i = 0; i < 6; i++) assert_int_equal(engine_submit(g.e, r[i] = make(i, 20, i < 4 ? 2000 : 12), &err), OK);
+    wait_running(g.e, 4);
+    late_of(g.outer)->fail = true;
+    for (int i = 0; i < 6; i++) {
+        wait_done(r[i]);
+        assert_int_equal(r[i]->finish, i < 4 ? FINISH_ABORT : FINISH_LENGTH);
+        if (i < 4) assert_int_equal(r[i]->finish_status, 503);
+        if (i == 5) same(want, r[i]);
+        request_unref(r[i]);
+    }
+    request_unref(want);
+    check_idle(g.e);
+    close_late(&g);
+}
+
 /* Stopped in the middle, with steps in flight, it ends whole. */
 static void test_stop(void **state)
 {
@@ -429,6 +456,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_who_follows),
                                        cmocka_unit_test(test_tree_after_stop), cmocka_unit_test(test_random_control),
-                                       cmocka_unit_test(test_stop)};
+                                       cmocka_unit_test(test_step_fails), cmocka_unit_test(test_stop)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
