@@ -145,7 +145,7 @@ static void load_text(void)
 
 enum kind { PLAIN, STOP_ID, STOP_STRING, PENALTY, GRAMMAR, LEAST, SCORED, EXPERTS, ONE, NONE, KINDS };
 #ifdef __SANITIZE_THREAD__
-enum { N = 2 * KINDS, PROMPT = 37, NEW = 20 };
+enum { N = 2 * KINDS, PROMPT = 37, NEW = 40 };
 #else
 enum { N = 6 * KINDS, PROMPT = 37, NEW = 40 };
 #endif
