@@ -1,13 +1,12 @@
 /*
  * bench_cuda_engine.c - decode through the engine on a GPU, the host a step behind and not.
  *
- *     build/bench/bench_cuda_engine [FORMAT] [LAYERS] [MODE]      nvfp4, 48, both (or on, off)
+ *     build/bench/bench_cuda_engine [FORMAT] [LAYERS] [MODE] [BATCH]      nvfp4, 48, both (or on, off), all
  *
- * Qwen3-30B-A3B's shape with random weights.  For each batch that many requests with prompts of 32 tokens
- * draw 128 tokens each; times are of their decode steps alone.  *Host* is what passes from the end of a step's
- * collection to the end of the next submission: the engine's own work and the launches.  *Wait* is what
- * the host then waits for the device.  Without overlap the device idles for the host's time; with it
- * only if there is no wait.  Ids of both must be the same.
+ * Qwen3-30B-A3B's shape with random weights.  Times are of steps in which every request of a batch decodes:
+ * *host* is what passes from the end of a step's collection to the end of the next submission, the engine's own
+ * work and the launches; *wait* what the host then waits for the device.  Without overlap the device idles for the
+ * host's time; with it only if there is no wait.  Ids of both must be the same.
  */
 #include "backend/cuda/device.h"
 #include "base/clock.h"
@@ -21,7 +20,15 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PROMPT = 32, NEW = 128, MAX_BATCH = 256 };
+enum { MAX_BATCH = 1209, MAX_NEW = 128, MAX_STEP = 8192 };
+
+struct load {
+    int batch;
+    int shared, prompt; /* tokens that all prompts begin with; tokens of a prompt */
+    int n_new;
+};
+static const struct load loads[] = {
+    {1, 0, 32, 128}, {8, 0, 32, 128}, {64, 0, 32, 128}, {256, 0, 32, 128}, {MAX_BATCH, 1424, 1520, 48}};
 
 /* A model that notes where the engine's thread spends its time. */
 struct timed {
@@ -29,7 +36,7 @@ struct timed {
     struct model *inner;
     double last;             /* when it last came back from a collection */
     double host, wait, submit; /* seconds, of n steps */
-    int n;
+    int n, batch;
 };
 
 static struct model *inner_of(const struct model *m)
@@ -58,10 +65,9 @@ static void timed_submit(struct model *m, const struct step *st)
     double begin = clock_s();
     model_submit(t->inner, st);
     double end = clock_s();
-    if (st->n_tokens != st->n_seqs || t->last == 0) return; /* prompts */
+    if (st->n_tokens != t->batch || st->n_seqs != t->batch || t->last == 0) return;
     t->submit += end - begin;
     t->host += end - t->last;
-    t->last = 0; /* of a step behind the one in flight: from the collection before it */
     t->n++;
 }
 
@@ -71,7 +77,7 @@ static err_t timed_collect(struct model *m, const struct step *st, struct err *e
     double begin = clock_s();
     err_t rc = model_collect(t->inner, st, e);
     t->last = clock_s();
-    if (st->n_tokens == st->n_seqs) t->wait += t->last - begin;
+    if (st->n_tokens == t->batch && st->n_seqs == t->batch) t->wait += t->last - begin;
     return rc;
 }
 
@@ -104,15 +110,15 @@ static void shape(struct config *c, int layers)
     must(config_parse(c, json, strlen(json), &e), &e);
 }
 
-static struct request *request(int i)
+static struct request *request(const struct load *l, int i)
 {
     struct request *r = request_new();
     snprintf(r->rid, sizeof r->rid, "r%d", i);
-    r->prompt = mem_alloc(PROMPT * sizeof(int32_t));
-    for (int k = 0; k < PROMPT; k++)
-        r->prompt[k] = (int32_t)((uint32_t)(i * 7919 + k * 104729 + 12345) * 2654435761u % 151000u);
-    r->n_prompt = PROMPT;
-    r->max_new_tokens = NEW;
+    r->prompt = mem_alloc((size_t)l->prompt * sizeof(int32_t));
+    for (int k = 0; k < l->prompt; k++)
+        r->prompt[k] = (int32_t)((uint32_t)((k < l->shared ? 0 : i * 7919) + k * 104729 + 12345) * 2654435761u % 151000u);
+    r->n_prompt = l->prompt;
+    r->max_new_tokens = l->n_new;
     r->ignore_eos = true;
     r->sp.seed = (uint64_t)i;
     return r;
@@ -128,8 +134,9 @@ static void wait_for(struct request *r)
     if (r->finish != FINISH_LENGTH) fprintf(stderr, "%s: %s\n", r->rid, r->finish_message), exit(1);
 }
 
-/* `ids` [batch][NEW]: filled, or compared.  Not warm: a first pass captures the graphs. */
-static void run(struct timed *t, const struct engine_options *o, int batch, int32_t *ids, bool warm, bool compare)
+/* `ids` [batch][MAX_NEW]: filled, or compared.  Not warm: a first pass captures the graphs. */
+static void run(struct timed *t, const struct engine_options *o, const struct load *l, int32_t *ids, bool warm,
+                bool compare)
 {
     struct request *r[MAX_BATCH];
     struct engine *en;
@@ -137,33 +144,32 @@ static void run(struct timed *t, const struct engine_options *o, int batch, int3
     for (int pass = warm; pass < 2; pass++) {
         must(engine_new(&en, o, &e), &e);
         t->host = t->wait = t->submit = t->last = t->n = 0;
-        for (int i = 0; i < batch; i++)
-            must(engine_submit(en, r[i] = request(i), &e), &e);
-        int64_t first = 0, last = 0;
-        for (int i = 0; i < batch; i++) {
+        t->batch = l->batch;
+        for (int i = 0; i < l->batch; i++)
+            must(engine_submit(en, r[i] = request(l, i), &e), &e);
+        size_t bytes = (size_t)l->n_new * sizeof *ids;
+        for (int i = 0; i < l->batch; i++) {
             wait_for(r[i]);
-            if (r[i]->t_first > first) first = r[i]->t_first;
-            if (r[i]->t_end > last) last = r[i]->t_end;
-            if (pass == 1 && compare && memcmp(ids + i * NEW, r[i]->output_ids, NEW * sizeof *ids) != 0)
-                fprintf(stderr, "batch %d, request %d: other ids than without overlap\n", batch, i), exit(1);
-            if (pass == 1 && !compare) memcpy(ids + i * NEW, r[i]->output_ids, NEW * sizeof *ids);
+            if (pass == 1 && compare && memcmp(ids + i * MAX_NEW, r[i]->output_ids, bytes) != 0)
+                fprintf(stderr, "batch %d, request %d: other ids than without overlap\n", l->batch, i), exit(1);
+            if (pass == 1 && !compare) memcpy(ids + i * MAX_NEW, r[i]->output_ids, bytes);
         }
         engine_stop(en, 0);
-        for (int i = 0; i < batch; i++)
+        for (int i = 0; i < l->batch; i++)
             request_unref(r[i]);
-        double s = (double)(last - first) * 1e-9, n = t->n ? t->n : 1;
+        double n = t->n ? t->n : 1, s = (t->host + t->wait) / n;
         if (pass == 1)
-            printf("batch %4d, overlap %-3s: %8.0f tok/s, %7.3f ms a step; host %6.1f us (submit %5.1f), wait %7.1f us\n",
-                   batch, o->overlap == OVERLAP_OFF ? "off" : "on", batch * (NEW - 1) / s, s * 1e3 / (NEW - 1),
-                   t->host / n * 1e6, t->submit / n * 1e6, t->wait / n * 1e6);
+            printf("batch %4d, overlap %-3s: %8.0f tok/s, %7.3f ms a step; host %6.1f us (submit %5.1f), wait %7.1f us; "
+                   "%d steps\n",
+                   l->batch, o->overlap == OVERLAP_OFF ? "off" : "on", l->batch / s, s * 1e3, t->host / n * 1e6,
+                   t->submit / n * 1e6, t->wait / n * 1e6, t->n);
         fflush(stdout);
     }
 }
 
 int main(int argc, char **argv)
 {
-    static const int batches[] = {1, 8, 64, MAX_BATCH};
-    static int32_t ids[MAX_BATCH * NEW];
+    static int32_t ids[MAX_BATCH * MAX_NEW];
     format_t format = format_find(argc > 1 ? argv[1] : "nvfp4");
     const char *mode = argc > 3 ? argv[3] : "both";
     bool both = strcmp(mode, "both") == 0;
@@ -189,8 +195,8 @@ int main(int argc, char **argv)
     must(update_prepare(u, &e), &e);
     update_commit(u);
     update_free(u);
-    struct cuda_options co = {.n_kv_pages = MAX_BATCH * (PROMPT + NEW) / KV_PAGE + MAX_BATCH,
-                              .max_step_tokens = 8192,
+    struct cuda_options co = {.n_kv_pages = MAX_BATCH * 12,
+                              .max_step_tokens = MAX_STEP,
                               .max_seqs = MAX_BATCH,
                               .no_graphs = getenv("NO_GRAPHS") != NULL};
     must(cuda_model_new(&t.inner, &c, store, d, &co, &e), &e);
@@ -199,16 +205,15 @@ int main(int argc, char **argv)
                                .model = &t.base,
                                .n_kv_pages = co.n_kv_pages,
                                .max_running = MAX_BATCH,
-                               .max_step_tokens = 8192,
-                               .context_len = 40960,
-                               .no_prefix_cache = true};
-    printf("%s, %s, %d layers; a request draws %d tokens after %d\n", device_about(d)->name, formats[format].name,
-           c.n_layers, NEW, PROMPT);
-    for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++) {
+                               .max_step_tokens = MAX_STEP,
+                               .context_len = 40960};
+    printf("%s, %s, %d layers\n", device_about(d)->name, formats[format].name, c.n_layers);
+    for (size_t i = 0; i < sizeof loads / sizeof loads[0]; i++) {
+        if (argc > 4 && atoi(argv[4]) != loads[i].batch) continue;
         o.overlap = OVERLAP_OFF;
-        if (strcmp(mode, "on") != 0) run(&t, &o, batches[i], ids, false, false);
+        if (strcmp(mode, "on") != 0) run(&t, &o, &loads[i], ids, false, false);
         o.overlap = OVERLAP_AUTO;
-        if (strcmp(mode, "off") != 0) run(&t, &o, batches[i], ids, both, both);
+        if (strcmp(mode, "off") != 0) run(&t, &o, &loads[i], ids, both, both);
     }
     model_free(t.inner);
     store_free(store);
