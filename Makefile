@@ -122,7 +122,7 @@ unit: $(TESTS)
 	@set -e; for t in $(TESTS); do t0=$$SECONDS; echo "== $$t"; $(RUN) $$t; echo "== $$((SECONDS - t0)) s"; done
 
 # Those in which threads meet, for SAN=thread.
-TSAN_TESTS := $(addprefix $(OUT)/test/,test_base test_engine test_versions test_updates)
+TSAN_TESTS := $(addprefix $(OUT)/test/,test_base test_engine test_overlap test_versions test_updates)
 tsan-tests: $(TSAN_TESTS)
 tsan-unit: $(TSAN_TESTS)
 	@set -e; for t in $(TSAN_TESTS); do echo "== $$t"; $$t; done
@@ -140,7 +140,7 @@ $(CUDA_BENCHES): $(OUT)/bench/%: bench/%.c $(LIB_A) $(OUT)/flags
 	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIB_A) -Wl,--as-needed $(LIBS)
 cuda-benches: $(CUDA_BENCHES)
 # Tests of the model and the engine, which run on the host or, told so, on the GPU.
-MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine test_routing)
+MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine test_overlap test_routing)
 model-tests: $(MODEL_TESTS)
 check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS) $(MODEL_TESTS))
 	@[ $(CUDA) = 1 ] || { echo 'check-cuda needs CUDA=1, and that needs nvcc'; exit 1; }

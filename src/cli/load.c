@@ -335,6 +335,7 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .context_len = l->context_len,
         .no_prefix_cache = o->no_prefix_cache,
         .keep_experts = o->keep_experts,
+        .overlap = o->no_overlap ? OVERLAP_OFF : OVERLAP_AUTO,
         .retract_every = (int32_t)o->retract_every,
         .weight_version = o->weight_version ? o->weight_version : "default",
         .model_path = o->model,

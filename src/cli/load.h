@@ -37,6 +37,7 @@ struct load_options {
     const char *isa;          /* NULL: the best */
     const char *device;       /* NULL or "auto": a GPU if there is one; "cpu", "cuda" */
     bool no_graphs;           /* GPU: launch every kernel of every step */
+    bool no_overlap;          /* GPU: make no step before the last one's tokens are known */
     kv_type_t kv;
     bool dummy;               /* random weights; the folder needs none */
     const char *quantization; /* NULL: as stored; see load_quantization */

@@ -1,5 +1,4 @@
 #include "model/cuda/cuda_model.h"
-#include "backend/cuda/clear.h"
 #include "backend/cuda/layout_cuda.h"
 #include "base/mem.h"
 #include "model/cuda/cuda.h"
@@ -73,6 +72,7 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
     PLACE(lowered, rows, 2);
     PLACE(parts, rows, (size_t)c->vocab_size / 4096 + 1);
     PLACE(results, n, 1);
+    PLACE(drawn, n, 1);
     PLACE(cos, pos, half);
     PLACE(sin, pos, half);
     PLACE(state, n, nq);
@@ -92,42 +92,6 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
 #undef PLACE
     *bytes = p.at;
     return p.ok;
-}
-
-/* The pinned twins of what is copied to and from the device. */
-static err_t place_host(struct cuda_model *m, struct err *e)
-{
-    struct plan p = {.ok = true};
-    size_t n = (size_t)m->cap, at[9 + ATTN_LISTS], packed = 0;
-    struct step_arrays *h = &m->host;
-    at[0] = room(&p, n, 1, sizeof *h->ids);
-    at[1] = room(&p, n, 1, sizeof *h->pos);
-    at[2] = room(&p, n, 1, sizeof *h->seq);
-    at[3] = room(&p, n, 1, sizeof *h->pick);
-    for (int i = 0; i < ATTN_LISTS; i++)
-        at[9 + i] = room(&p, n, 1, sizeof *h->blocks[i]);
-    at[5] = room(&p, n, 1, sizeof *h->specs);
-    at[6] = room(&p, (size_t)m->cap_seqs, (size_t)m->max_pages, sizeof *h->tables);
-    at[7] = room(&p, n, 1, sizeof *m->host_results);
-    at[8] = room(&p, (size_t)m->n_pages, 1, sizeof *m->clear);
-    if (m->tells)
-        packed = room(&p, n * (size_t)m->c.n_layers, (size_t)m->c.top_k, sizeof *m->host_packed);
-    if (!p.ok) return err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory", m->cap);
-    err_t rc = host_alloc(&m->host_block, m->d, p.at, e);
-    if (rc != OK) return rc;
-    char *base = m->host_block;
-    h->ids = (void *)(base + at[0]);
-    h->pos = (void *)(base + at[1]);
-    h->seq = (void *)(base + at[2]);
-    h->pick = (void *)(base + at[3]);
-    for (int i = 0; i < ATTN_LISTS; i++)
-        h->blocks[i] = (void *)(base + at[9 + i]);
-    h->specs = (void *)(base + at[5]);
-    h->tables = (void *)(base + at[6]);
-    m->host_results = (void *)(base + at[7]);
-    m->clear = (void *)(base + at[8]);
-    if (m->tells) m->host_packed = (void *)(base + packed);
-    return OK;
 }
 
 /* --- weights
@@ -274,7 +238,7 @@ static const char *isa(const struct model *base)
 /* Given experts would need their weights from the router's logits, which only the routing kernel reads. */
 static unsigned can(const struct model *base)
 {
-    return ((const struct cuda_model *)base)->tells ? MODEL_EXPERTS : 0;
+    return MODEL_ASYNC | (((const struct cuda_model *)base)->tells ? MODEL_EXPERTS : 0);
 }
 
 /* Fused and routed are one path here: the plan is always made of packed ids and weights. */
@@ -333,9 +297,7 @@ static void cuda_free(struct model *base)
     device_free(m->d, m->work);
     device_free(m->d, host_addr(m->partial));
     device_free(m->d, host_addr(m->table));
-    device_free(m->d, host_addr(m->dev.extra));
-    host_free(m->d, m->host.extra);
-    host_free(m->d, m->host_block);
+    cuda_flights_free(m);
     mem_free(m->layers);
     mem_free(m);
 }
@@ -423,7 +385,7 @@ static err_t get_memory(struct cuda_model *m, struct err *e)
     queue_fill(m->q, m->work, 0, bytes);
     rc = device_alloc(&partial, m->d, partial_bytes(m), e);
     if (rc == OK) m->partial = (void *)(uintptr_t)partial;
-    if (rc == OK) rc = place_host(m, e);
+    if (rc == OK) rc = cuda_flights_new(m, e);
     if (rc == OK) rc = region_new(&m->kv, m->d, kv, e);
     if (rc == OK) rc = region_map(m->kv, kv, e);
     return rc;
