@@ -1,5 +1,6 @@
 /* absent.c - the CUDA backend in a binary built without it (CUDA=0): no device opens, so nothing
  * after that is reached. */
+#include "backend/cuda/selftest.h"
 #include "backend/cuda/weights.h"
 
 static err_t absent(struct err *e)
@@ -29,6 +30,12 @@ const struct device_info *device_about(const struct device *d)
 err_t device_free_bytes(size_t *out, struct device *d, struct err *e)
 {
     (void)out, (void)d;
+    return absent(e);
+}
+
+err_t selftest_run(struct selftest **out, struct device *d, bool spoil, struct err *e)
+{
+    (void)out, (void)d, (void)spoil;
     return absent(e);
 }
 
