@@ -79,6 +79,7 @@ static err_t pin(struct pinned *p, size_t i, struct err *e)
     const struct driver *cu = &p->d->cu;
     char *at = p->base + i * PINNED_PIECE;
     CUdeviceptr seen = 0;
+    if (mem_fault_now()) return err_set(e, ERR_NOMEM, "pinning host memory: out of memory");
     CUresult r =
         cu->cuMemHostRegister(at, pinned_run(i * PINNED_PIECE, p->bytes - i * PINNED_PIECE),
                               CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);

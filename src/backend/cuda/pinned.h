@@ -11,7 +11,8 @@
  * piece stays pinned.  Kernels take the same addresses as the host; one copy of a queue must stay
  * within a piece (pinned_run).
  *
- * Errors: pinned_need says what the driver does, and the piece can be asked for again.
+ * Errors: pinned_need says what the driver does, and the piece can be asked for again; pinning counts
+ * for mem_fault_at.
  */
 #ifndef BACKEND_CUDA_PINNED_H
 #define BACKEND_CUDA_PINNED_H
