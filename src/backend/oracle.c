@@ -15,6 +15,7 @@ struct oracle_bf16 oracle_split(uint16_t h)
 /* m * 2^shift, toward zero */
 static int64_t cut(int64_t m, int shift)
 {
+    if (m == 0) return 0; /* without a term the shift is anything */
     if (shift >= 0) return m * ((int64_t)1 << shift);
     if (shift <= -40) return 0;
     return m < 0 ? -(-m >> -shift) : m >> -shift;
