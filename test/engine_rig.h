@@ -39,6 +39,7 @@ static inline void rig_open(struct rig *g, const char *dir, struct engine_option
     assert_int_equal(config_load(&g->c, dir, &e), OK);
     assert_int_equal(model_specs(&g->c, &specs, &n, &e), OK);
     assert_int_equal(store_new(&g->store, specs, n, g->t.memory, &e), OK);
+    test_device_stage(&g->t, g->store);
     mem_free(specs);
     assert_int_equal(update_begin(&u, g->store, &e), OK);
     assert_int_equal(update_stage_dir(u, dir, 2, &pr, &e), OK);

@@ -72,18 +72,10 @@ static bool is(const char *what, const char *name)
     return strcmp(what, name) == 0;
 }
 
-/* A second generation of weights must fit beside the first and KV; without being told, KV comes first. */
+/* On the CPU: a second generation of weights must fit beside the first and KV; without being told, KV comes first. */
 static err_t plan_staging(struct loaded *l, const struct load_options *o, struct err *e)
 {
     const char *want = o->update_staging ? o->update_staging : "auto";
-    l->staging = STAGING_DEVICE;
-    if (l->device) {
-        if (is(want, "auto") || is(want, "device")) return OK;
-        return err_set(e, ERR_UNSUPPORTED,
-                       "--update-staging %s: on a GPU updates are staged in its own memory (device); "
-                       "the copy from host memory into place is not implemented",
-                       want);
-    }
     if (is(want, "device"))
         return err_set(e, ERR_INPUT, "--update-staging device: there is no GPU; host or off");
     size_t need = 2 * l->weight_bytes + (size_t)l->n_pages * l->page_bytes;
@@ -209,6 +201,7 @@ static err_t make_store(struct loaded *l, const struct load_options *o, struct e
     err_t rc = model_specs(&l->config, &specs, &n, e);
     if (rc != OK) return rc;
     rc = o->dummy ? plan_dummy(l, o, specs, n, e) : plan_weights(l, o, specs, n, e);
+    if (rc == OK) rc = load_device_choose(l, o, specs, e);
     if (rc == OK) rc = store_new(&l->store, specs, n, load_device_memory(l), e);
     mem_free(specs);
     if (rc == OK) l->weight_bytes = store_bytes(l->store);
@@ -220,7 +213,6 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     if (o->progress) o->progress(o->ctx, 0, "reading config and tokenizer");
     err_t rc = checkpoint_find(&l->dir, o->model, e);
     if (rc == OK) rc = config_load(&l->config, l->dir, e);
-    if (rc == OK) rc = load_device_open(l, o->device, e);
     if (rc == OK) rc = make_store(l, o, e);
     if (rc == OK) rc = load_text(l, o, e);
     if (rc != OK) return rc;
@@ -236,7 +228,8 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
         step = o->max_running; /* every running request decodes in one step */
     l->max_step_tokens = (int32_t)step;
     if (o->keep_experts) l->expert_bytes = routing_row_bytes(&l->config) * KV_PAGE;
-    rc = l->device ? load_device_plan(l, o, e) : plan_kv(l, o, e);
+    if (l->device) return load_device_plan(l, o, e);
+    rc = plan_kv(l, o, e);
     return rc == OK ? plan_staging(l, o, e) : rc;
 }
 

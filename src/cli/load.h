@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "format/act.h"
 #include "model/config.h"
+#include "model/cuda/cuda.h"
 #include "model/model.h"
 #include "text/tokenizer.h"
 #include "weight/store.h"
@@ -53,9 +54,6 @@ struct load_options {
     void *ctx;
 };
 
-/* Where an update's weights wait for their commit. */
-enum staging { STAGING_DEVICE, STAGING_HOST, STAGING_OFF };
-
 struct loaded {
     char *dir;
     struct config config;
@@ -71,12 +69,14 @@ struct loaded {
     int32_t n_pages, max_step_tokens;
     int n_threads;
     size_t available; /* when planned */
-    enum staging staging;
+    enum staging_mode staging;
     double read_s; /* what reading the weights took */
 
     struct device *device; /* NULL: the CPU */
     struct weights *device_weights;
-    size_t device_bytes, work_bytes; /* the device's memory; a step's buffers on it */
+    size_t device_bytes; /* of its memory */
+    struct cuda_needs needs;
+    int64_t staging_tokens; /* KV that staging on the device costs */
     struct store *store;
     struct pool *pool;
     struct model *model;

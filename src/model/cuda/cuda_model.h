@@ -93,6 +93,7 @@ struct cuda_model {
     struct kernels *kernels;
     char name[128];
     int32_t n_pages, cap, cap_seqs;
+    int32_t positions; /* that may occur */
     int32_t max_pages; /* of one table */
     int32_t ld_logits; /* vocab, in whole 16 bytes of BF16 */
     kv_type_t kv_type;
@@ -149,6 +150,9 @@ void cuda_forward(const struct cuda_slice *s);
 /* Final norm, logits [n_rows][vocab] in m->logits and, where asked, the samples of rows [row0, row0
  * + n). */
 void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample);
+
+/* cuda_check.c */
+struct kernels_shape cuda_shape(const struct config *c, kv_type_t kv);
 
 /* cuda_model.c: after a commit, the scales of K and V, which graphs hold.  Not with a BF16 cache.
  */
