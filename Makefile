@@ -140,7 +140,7 @@ $(CUDA_BENCHES): $(OUT)/bench/%: bench/%.c $(LIB_A) $(OUT)/flags
 	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIB_A) -Wl,--as-needed $(LIBS)
 cuda-benches: $(CUDA_BENCHES)
 # Tests of the model and the engine, which run on the host or, told so, on the GPU.
-MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine test_routing)
+MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine test_routing test_act_device)
 model-tests: $(MODEL_TESTS)
 check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS) $(MODEL_TESTS))
 	@[ $(CUDA) = 1 ] || { echo 'check-cuda needs CUDA=1, and that needs nvcc'; exit 1; }

@@ -67,6 +67,13 @@ struct gemm_weight weights_matrix(const struct resident *r, const void *at)
     return w;
 }
 
+const float *weights_input(const struct resident *r, const void *at)
+{
+    struct places p;
+    CHECK(r->kind == RESIDENT_MATRIX && r->format != FORMAT_BF16 && place(&p, r));
+    return (const float *)(const void *)((const char *)at + p.input);
+}
+
 static const size_t elem_bytes[] = {
     [RESIDENT_PLAIN] = sizeof(uint16_t), [RESIDENT_F32] = sizeof(float)};
 

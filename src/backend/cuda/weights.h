@@ -39,6 +39,8 @@ struct memory weights_memory(struct weights *w);
 size_t weights_device_bytes(size_t bytes, bool staging);
 /* What a GEMM reads of a matrix that lies at `at`. */
 struct gemm_weight weights_matrix(const struct resident *r, const void *at);
+/* Where its input scale lies; not BF16. */
+const float *weights_input(const struct resident *r, const void *at);
 /* OK, or the first failure of the device since the start. */
 err_t weights_error(struct weights *w, struct err *e) MUST_USE;
 

@@ -417,6 +417,7 @@ void cuda_submit(struct model *base, const struct step *st)
     if (m->failed != OK) return;
     device_use(m->d); /* whatever thread this is: graphs are made in the current context */
     cuda_read_scales(m);
+    cuda_read_inputs(m);
     if (!reserve_extra(m, st)) {
         fail(m, ERR_NOMEM, "no memory for the sampling parameters of a step");
         return;
@@ -461,6 +462,7 @@ err_t cuda_logits(struct model *base, const struct step *st, const int32_t *toke
     CHECK(st->n_tokens <= m->cap && n <= m->cap);
     struct cuda_slice s = slice_of(m, st, 0, st->n_tokens);
     cuda_read_scales(m);
+    cuda_read_inputs(m);
     clear_pages(m);
     lay_tokens(&s, st, 0, s.n);
     memcpy(m->host.pick, tokens, (size_t)n * sizeof(int32_t));
