@@ -3,18 +3,20 @@
  * CPU's in the same format, not the CPU's in BF16; a token's bits do not depend on how it was
  * batched, nor on graphs; input scales follow an update.
  */
-#include "device.h"
-#include "folder_store.h"
-#include "weight/update_internal.h"
-#include <cmocka.h>
-#include <jansson.h>
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "device.h"
+#include "folder_store.h"
+#include "weight/update_internal.h"
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -89,7 +91,7 @@ static struct model *model_of(struct world *w, bool gpu, act_t act, const char *
 /* Logits [TOKENS][vocab] of one prompt; caller frees. */
 static float *logits_of(struct world *w, bool gpu, act_t act)
 {
-    struct model *m = model_of(w, gpu, act, gpu ? NULL : "portable");
+    struct model *m = model_of(w, gpu, act, NULL);
     int32_t pos[TOKENS], seq[TOKENS] = {0}, rows[TOKENS];
     struct step_seq s = {w->pages[0], PAGES / SEQS};
     struct step st = {
