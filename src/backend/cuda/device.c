@@ -143,8 +143,12 @@ void device_close(struct device *d)
 {
     if (!d) return;
     if (d->ctx) {
+        CUcontext former = NULL;
+        d->cu.cuCtxGetCurrent(&former);
+        d->cu.cuCtxSetCurrent(d->ctx); /* modules are unloaded from the current one */
         for (int i = 0; i < d->n_modules; i++)
             d->cu.cuModuleUnload(d->modules[i]);
+        d->cu.cuCtxSetCurrent(former);
         d->cu.cuDevicePrimaryCtxRelease(d->dev);
     }
     /* libcuda stays loaded: it does not survive being closed and opened again. */

@@ -240,8 +240,8 @@ __device__ __forceinline__ float2 x_scales(const struct gemm_args &a, const stru
     return make_float2(a.x_scale[(size_t)row[0] * n + i], a.x_scale[(size_t)row[1] * n + i]);
 }
 
-/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and columns c + q % 2; the
- * chain is the i-th of 128 k. */
+/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and columns c + q % 2;
+ * the chain is the i-th of 128 k. */
 __device__ __forceinline__ void chain_add(float total[4], const float chain[4],
                                           const float weight_scale[2], const struct gemm_args &a,
                                           const struct work &w, int c, int i)

@@ -72,7 +72,7 @@ enum { GEMM_KERNELS_MAX = 4 };
 struct gemm_kernels {
     int n_sms;
     struct kernel kernel[FORMAT_COUNT][GEMM_KERNELS_MAX];
-    struct kernel scaled[FORMAT_COUNT][GEMM_KERNELS_MAX]; /* with x_scale */
+    struct kernel scaled[FORMAT_COUNT][GEMM_KERNELS_MAX]; /* with x_scale; no strips */
 };
 
 /* K of a scale of x that kernels of a format take: 128, all of it (UINT32_MAX), or 0: none. */

@@ -2,4 +2,5 @@
 #define GEMM_X_SCALES 1
 #include "backend/cuda/gemm.cuh"
 
-GEMM_KERNELS_CHAINS(FORMAT_FP8_BLOCK, fp8_block_x)
+GEMM_KERNEL(FORMAT_FP8_BLOCK, fp8_block_x, small, GEMM_SMALL)
+GEMM_KERNEL(FORMAT_FP8_BLOCK, fp8_block_x, large, GEMM_LARGE)

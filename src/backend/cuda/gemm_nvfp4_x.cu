@@ -2,4 +2,6 @@
 #define GEMM_X_SCALES 1
 #include "backend/cuda/gemm.cuh"
 
-GEMM_KERNELS(FORMAT_NVFP4, nvfp4_x)
+GEMM_KERNEL(FORMAT_NVFP4, nvfp4_x, small, GEMM_SMALL)
+GEMM_KERNEL(FORMAT_NVFP4, nvfp4_x, medium, GEMM_MEDIUM)
+GEMM_KERNEL(FORMAT_NVFP4, nvfp4_x, large, GEMM_LARGE)

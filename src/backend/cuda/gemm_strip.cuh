@@ -133,10 +133,10 @@ __device__ __forceinline__ void strip_item(const struct gemm_args &a, const stru
             if (F == FORMAT_FP8_BLOCK &&
                 (d % 2 || b + 1 == blocks)) /* DEPTH is even: a chain's scale is in the even one */
 #pragma unroll
-                for (int i = 0; i < NB; i++) {
-                    chain_add(total[i], acc[i], v[d / 2 * 2].scale, a, w, i * 8 + lane % 4 * 2,
-                              b / 2);
-                    acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
+                for (int i = 0; i < NB * 4; i++) {
+                    total[i / 4][i % 4] = __fmaf_rn(
+                        acc[i / 4][i % 4], v[d / 2 * 2].scale[i / 2 % 2], total[i / 4][i % 4]);
+                    acc[i / 4][i % 4] = 0.0f;
                 }
                 /* Refill; with chains both blocks of one at its end. */
 #pragma unroll
