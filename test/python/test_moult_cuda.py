@@ -71,11 +71,13 @@ def test_formats():
             expect = reference(x, ids, weights, ms)
             moe = new()
             moe.set_weights(**{k: on_gpu(v) for k, v in w.items()})
-            y = moe.run(x, logits=logits, output_dtype="f32")
+            packed = torch.empty(n, K, dtype=torch.int32, device="cuda")
+            y = moe.run(x, logits=logits, output_dtype="f32", packed_out=packed)
             assert y.is_cuda and y.dtype == torch.float32
             close(y, *expect)
-            assert torch.equal(y, moe.run(x, topk_ids=ids, topk_weights=weights, output_dtype="f32"))
-            packed = ids << 16 | (weights.view(torch.int16).int() & 0xffff)
+            chosen = (packed & 0xffff).short().view(torch.bfloat16)
+            assert torch.equal(packed >> 16, ids) and (chosen - weights).abs().max() <= 2. ** -8
+            assert torch.equal(y, moe.run(x, topk_ids=ids, topk_weights=chosen, output_dtype="f32"))
             assert torch.equal(y, moe.run(x, packed=packed, output_dtype="f32"))
             moe.set_weights(**w)  # from the CPU: the same
             assert torch.equal(y, moe.run(x.float(), logits=logits))

@@ -119,8 +119,13 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Half of the tokens are at least twice as close to the CPU's logits in this format as the formats
- * are to each other (rounding magnifies last bits, so no more can be asked for). */
+/* How far half of the tokens' logits may be from the CPU's in this format, as part of the distance of
+ * the formats: rounding magnifies last bits, and the finer it is the less it moves by itself. */
+static double most(act_t act)
+{
+    return act == ACT_FP8_BLOCK ? 0.75 : 0.35;
+}
+
 static void follows_cpu(struct world *w, const char *name, act_t act)
 {
     size_t vocab = (size_t)w->c.vocab_size;
@@ -136,7 +141,7 @@ static void follows_cpu(struct world *w, const char *name, act_t act)
     qsort(part, TOKENS, sizeof part[0], by_value);
     print_message("%s, %s: GPU to CPU over rounded to BF16, median %.3f, p90 %.3f\n", name,
                   acts[act].name, part[TOKENS / 2], part[TOKENS * 9 / 10]);
-    assert_true(part[TOKENS / 2] <= 0.5);
+    assert_true(part[TOKENS / 2] <= most(act));
     mem_free(plain);
     mem_free(cpu);
     mem_free(gpu);
