@@ -3,7 +3,7 @@
 #include "model/cuda/moe_gpu_state.h"
 #include <math.h>
 
-enum { ALIGN = 256, PLAN_WARPS = 32 };
+enum { ALIGN = 256 };
 
 static err_t check_shape(const struct moe_gpu_shape *s, struct err *e)
 {
@@ -88,21 +88,27 @@ static err_t find_kernels(struct moe_gpu *g, struct err *e)
     const struct {
         struct kernel *to;
         const char *name;
-        size_t args, smem;
+        size_t args;
     } all[] = {
-        {&g->choose, "moe_choose", sizeof(struct moe_choose_args), 0},
-        {&g->take, "moe_take", sizeof(struct moe_take_args), 0},
-        {&g->rows, "moe_rows", sizeof(struct moe_rows_args), 0},
-        {&g->plan, "route_plan", sizeof(struct route_args),
-         PLAN_WARPS * sizeof(uint32_t) * (size_t)g->s.n_local},
-        {&g->round, "round_rows", sizeof(struct round_args), 0},
-        {&g->activate, "moe_activate", sizeof(struct moe_activate_args), 0},
-        {&g->finish, "moe_finish", sizeof(struct moe_finish_args), 0},
-        {&g->combine, "moe_combine", sizeof(struct moe_combine_args), 0},
+        {&g->choose, "moe_choose", sizeof(struct moe_choose_args)},
+        {&g->take, "moe_take", sizeof(struct moe_take_args)},
+        {&g->rows, "moe_rows", sizeof(struct moe_rows_args)},
+        {&g->activate, "moe_activate", sizeof(struct moe_activate_args)},
+        {&g->finish, "moe_finish", sizeof(struct moe_finish_args)},
+        {&g->combine, "moe_combine", sizeof(struct moe_combine_args)},
     };
+    /* The plan and the rounding alone: the rest is any shape that there is. */
+    const struct kernels_shape any = {.hidden = 8,
+                                      .vocab = 1,
+                                      .n_heads = 1,
+                                      .n_kv_heads = 1,
+                                      .head_dim = 128,
+                                      .n_experts = g->s.n_local,
+                                      .top_k = 1};
     err_t rc = repack_open(&g->repack, g->d, e);
+    if (rc == OK) rc = kernels_new(&g->kernels, g->d, &any, e);
     for (size_t i = 0; i < sizeof all / sizeof all[0] && rc == OK; i++)
-        rc = device_kernel(all[i].to, g->d, all[i].name, all[i].args, all[i].smem, e);
+        rc = device_kernel(all[i].to, g->d, all[i].name, all[i].args, 0, e);
     return rc;
 }
 
@@ -149,6 +155,7 @@ void moe_gpu_free(struct moe_gpu *g)
     void *former = device_enter(g->d);
     moe_gpu_weights_free(g);
     device_free(g->d, g->own_work);
+    kernels_free(g->kernels);
     queue_free(g->q);
     device_leave(g->d, former);
     device_close(g->d);
@@ -168,7 +175,12 @@ struct run {
     const uint32_t *packed;
 };
 
-/* The default stream's launches stay plain. */
+/* After a launch: the next may be programmatic, but for the default stream's. */
+static void launched(struct run *r)
+{
+    r->programmatic = queue_stream(r->g->q) != NULL;
+}
+
 static void launch(struct run *r, const struct kernel *k, int32_t blocks, uint32_t threads,
                    const void *args)
 {
@@ -177,7 +189,7 @@ static void launch(struct run *r, const struct kernel *k, int32_t blocks, uint32
                                  .threads = threads,
                                  .programmatic = r->programmatic},
                  args);
-    r->programmatic = queue_stream(r->g->q) != NULL;
+    launched(r);
 }
 
 static struct moe_floats floats_at(struct moe_floats f, size_t i)
@@ -235,12 +247,13 @@ static void plan_rows(struct run *r)
         .token_of = g->token_of,
         .row_of = g->row_of,
         .n_tokens = r->n,
-        .n_experts = g->s.n_experts,
+        .n_experts = g->s.n_local,
         .top_k = g->s.top_k,
         .first = g->s.local_offset,
         .n_local = g->s.n_local,
     };
-    launch(r, &g->plan, 1, PLAN_WARPS * 32, &a);
+    kernels_route(g->kernels, g->q, &a, r->programmatic);
+    launched(r);
 }
 
 /* Rows that GEMMs read: BF16, and as quantized matrices read them. */
@@ -268,7 +281,8 @@ static struct operand rounded(struct run *r, const uint16_t *x, uint16_t *out, b
                            .n_rows = of_h ? g->offsets + g->s.n_local : NULL,
                            .n = n,
                            .kind = (int32_t)kinds[g->s.act]};
-    launch(r, &g->round, rows, MOE_THREADS, &a);
+    kernels_round(g->kernels, g->q, &a, rows, r->programmatic);
+    launched(r);
     o.act = out;
     if (acts[g->s.act].scale_group) o.scale = g->act_scale;
     return o;

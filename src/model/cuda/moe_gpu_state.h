@@ -12,7 +12,8 @@ struct moe_gpu {
     struct queue *q; /* borrowed: the caller's streams */
     struct gemm_kernels gemm;
     struct repack repack;
-    struct kernel choose, take, rows, plan, round, activate, finish, combine;
+    struct kernels *kernels;
+    struct kernel choose, take, rows, activate, finish, combine;
     devptr_t own_work; /* 0: the caller's */
 
     /* Work, for max_tokens tokens (t) and t * top_k rows. */
