@@ -49,6 +49,13 @@ struct gemm_weight weights_matrix(const struct resident *r, const void *at)
     return w;
 }
 
+const float *weights_input(const struct resident *r, const void *at)
+{
+    struct slot_places p;
+    CHECK(r->kind == RESIDENT_MATRIX && r->format != FORMAT_BF16 && slot_place(&p, r));
+    return (const float *)(const void *)((const char *)at + p.input);
+}
+
 /* --- lanes */
 static struct lane *lane_take(struct weights *w)
 {
