@@ -138,12 +138,11 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
           m->c.hidden_size, GEMM_F32);
 }
 
-/* Leaves its rows in expert_out for the next norm (NORM_COMBINE). */
-static void experts(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
+/* Which experts the tokens of m->a go to. */
+static void route(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
-    int64_t rows = (int64_t)s->n * c->top_k;
     dense(s, w->router_format, w->router, m->a, c->hidden_size, c->n_experts, m->router,
           c->n_experts, GEMM_F32);
     struct route_args r = {
@@ -161,6 +160,14 @@ static void experts(const struct cuda_slice *s, int32_t layer, const struct laye
         .normalise = c->norm_topk_prob,
     };
     kernels_route(m->kernels, m->q, &r, !m->plain);
+}
+
+/* Leaves its rows in expert_out for the next norm (NORM_COMBINE). */
+static void experts(const struct cuda_slice *s, const struct layer_weights *w)
+{
+    struct cuda_model *m = s->m;
+    const struct config *c = &m->c;
+    int64_t rows = (int64_t)s->n * c->top_k;
     struct gemm_args up = {
         .x = m->a,
         .src = m->token_of,
@@ -220,6 +227,14 @@ static norm_source_t after_mlp(const struct config *c, int32_t layer)
     return c->dense[layer] ? NORM_ADD : NORM_COMBINE;
 }
 
+void cuda_moe(const struct cuda_slice *s, int32_t layer, bool routed)
+{
+    const struct layer_weights *w = &s->m->layers[layer];
+    if (routed) route(s, layer, w);
+    experts(s, w);
+    norm(s, NORM_COMBINE, layer, w->slots.post_norm);
+}
+
 static void plan_attention(const struct cuda_slice *s)
 {
     struct cuda_model *m = s->m;
@@ -250,7 +265,7 @@ void cuda_forward(const struct cuda_slice *s)
         if (c->dense[i])
             dense_mlp(s, w);
         else
-            experts(s, i, w);
+            route(s, i, w), experts(s, w);
     }
     /* x of all tokens; the rows that are wanted are normed by cuda_head. */
     struct norm_args a = {
