@@ -138,7 +138,7 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
           m->c.hidden_size, GEMM_F32);
 }
 
-/* Which experts the tokens of m->a go to. */
+/* Experts of the tokens, and the plan of their rows. */
 static void route(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
 {
     struct cuda_model *m = s->m;
