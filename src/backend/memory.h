@@ -57,8 +57,8 @@ struct memory_ops {
     err_t (*release)(void *ctx, void *arena, size_t bytes, struct err *e);
     err_t (*resume)(void *ctx, void *arena, size_t bytes, struct err *e);
     uint64_t (*hash)(void *ctx, const void *arena, size_t bytes);
-    /* OK, or the first failure of a put, get or alloc so far: puts report none themselves.  An update
-     * asks before it calls itself prepared. */
+    /* Waits until all puts are done.  OK, or the first failure of a put, get or alloc so far: puts report none
+     * themselves.  An update asks before it calls itself prepared. */
     err_t (*check)(void *ctx, struct err *e);
 };
 

@@ -6,16 +6,17 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { LANES = 8, ARENAS = 2, SLOT_ALIGN = 16 };
+enum { LANES = 32, ARENAS = 2, SLOT_ALIGN = 16 };
 _Static_assert(MEMORY_ROWS % TILE_ROWS == 0, "puts come in whole panels");
-#define LANE_BYTES ((size_t)8 << 20)
+#define LANE_BYTES ((size_t)4 << 20)
 
-/* One caller's way to the device. */
+/* One caller's way to the device.  Its work may go on after the caller has left: whoever takes it next waits. */
 struct lane {
     struct queue *q;
     void *host;   /* pinned, LANE_BYTES */
     devptr_t dev; /* canonical rows, LANE_BYTES */
     bool busy;
+    uint64_t left; /* when its last caller did */
 };
 
 struct weights {
@@ -26,6 +27,7 @@ struct weights {
     pthread_mutex_t lock; /* of lanes' busy, failed, error */
     pthread_cond_t freed;
     struct lane lanes[LANES];
+    uint64_t leaves;
     err_t failed;
     struct err error;
 };
@@ -107,34 +109,62 @@ static size_t part_at(const struct resident *r, part_t part)
 }
 
 /* --- lanes */
-static struct lane *lane_take(struct weights *w)
+static void lane_leave(struct weights *w, struct lane *l)
 {
     pthread_mutex_lock(&w->lock);
-    for (;;) {
-        for (int i = 0; i < LANES; i++) {
-            if (w->lanes[i].busy) continue;
-            w->lanes[i].busy = true;
-            pthread_mutex_unlock(&w->lock);
-            device_use(w->d);
-            return &w->lanes[i];
-        }
-        pthread_cond_wait(&w->freed, &w->lock);
-    }
+    l->busy = false;
+    l->left = ++w->leaves;
+    pthread_cond_signal(&w->freed);
+    pthread_mutex_unlock(&w->lock);
 }
 
 /* Waits for the lane's work and keeps its first failure. */
-static void lane_give(struct weights *w, struct lane *l)
+static void lane_settle(struct weights *w, struct lane *l)
 {
     struct err e = {0};
     err_t rc = queue_sync(l->q, &e);
+    if (rc == OK) return;
     pthread_mutex_lock(&w->lock);
-    if (rc != OK && w->failed == OK) {
+    if (w->failed == OK) {
         w->failed = rc;
         w->error = e;
     }
-    l->busy = false;
-    pthread_cond_signal(&w->freed);
     pthread_mutex_unlock(&w->lock);
+}
+
+static void lane_give(struct weights *w, struct lane *l)
+{
+    lane_settle(w, l);
+    lane_leave(w, l);
+}
+
+/* The idle lane that was left first: its work has most likely ended.  NULL: all are busy. */
+static struct lane *lane_idle(struct weights *w)
+{
+    struct lane *l = NULL;
+    for (int i = 0; i < LANES; i++)
+        if (!w->lanes[i].busy && (!l || w->lanes[i].left < l->left)) l = &w->lanes[i];
+    return l;
+}
+
+static struct lane *lane_take(struct weights *w)
+{
+    struct lane *l;
+    pthread_mutex_lock(&w->lock);
+    while (!(l = lane_idle(w)))
+        pthread_cond_wait(&w->freed, &w->lock);
+    l->busy = true;
+    pthread_mutex_unlock(&w->lock);
+    device_use(w->d);
+    lane_settle(w, l);
+    return l;
+}
+
+/* All that puts have queued is done: lanes left before this began come first. */
+static void settle(struct weights *w)
+{
+    for (int i = 0; i < LANES; i++)
+        lane_leave(w, lane_take(w));
 }
 
 err_t weights_error(struct weights *w, struct err *e)
@@ -185,7 +215,7 @@ static void put(void *ctx, void *at, const struct resident *r, part_t part, size
     for (size_t i = 0; i < n; i += step) {
         step = lane_rows(row, n - i);
         size_t bytes = step * row;
-        if (i > 0 && queue_sync(l->q, NULL) != OK) break; /* its buffers are free again */
+        if (i > 0) lane_settle(w, l); /* its buffers are free again */
         memcpy(l->host, (const char *)canon + i * row, bytes);
         if (in_tiles(r, part)) {
             queue_copy(l->q, l->dev, host_addr(l->host), bytes);
@@ -195,7 +225,7 @@ static void put(void *ctx, void *at, const struct resident *r, part_t part, size
                        host_addr(l->host), bytes);
         }
     }
-    lane_give(w, l);
+    lane_leave(w, l);
 }
 
 static void get(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0,
@@ -244,6 +274,7 @@ static void arena_free(void *ctx, void *arena, size_t bytes)
 {
     struct weights *w = ctx;
     (void)bytes;
+    settle(w); /* of an update that is dropped */
     for (int i = 0; i < ARENAS; i++)
         if (w->arenas[i] && region_base(w->arenas[i]) == host_addr(arena)) w->taken[i] = false;
 }
@@ -313,6 +344,7 @@ static uint64_t hash(void *ctx, const void *arena, size_t bytes)
 
 static err_t check(void *ctx, struct err *e)
 {
+    settle(ctx);
     return weights_error(ctx, e);
 }
 

@@ -16,7 +16,7 @@
  * Canonical rows go through pinned buffers to the device and are packed into tiles there
  * (layout_cuda.h).  Rows of matrices come in whole panels of TILE_ROWS = MEMORY_ROWS. `put` may be
  * called by several threads; each call has a lane (a queue and two buffers) to itself and returns
- * when its bytes lie in the arena.
+ * when its bytes are on their way: they lie in the arena after a `check`.
  *
  * Slot of a matrix: [tiles][f32 scales][f32 tensor scale][f32 input scale], each on 16 bytes.
  *
