@@ -6,7 +6,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { LANES = 32, ARENAS = 2, SLOT_ALIGN = 16 };
+/* Lanes lent: all but LANES_KEPT, so that puts and gets find one. */
+enum { LANES = 48, LANES_KEPT = 16, ARENAS = 2, SLOT_ALIGN = 16 };
 _Static_assert(MEMORY_ROWS % TILE_ROWS == 0, "puts come in whole panels");
 #define LANE_BYTES ((size_t)4 << 20)
 
@@ -16,6 +17,7 @@ struct lane {
     void *host;   /* pinned, LANE_BYTES */
     devptr_t dev; /* canonical rows, LANE_BYTES */
     bool busy;
+    bool lent;     /* its host buffer is; what is put from there goes its way */
     uint64_t left; /* when its last caller did */
 };
 
@@ -28,6 +30,7 @@ struct weights {
     pthread_cond_t freed;
     struct lane lanes[LANES];
     uint64_t leaves;
+    int n_lent;
     err_t failed;
     struct err error;
 };
@@ -206,26 +209,66 @@ static size_t lane_rows(size_t row_bytes, size_t n)
     return n < fit ? n : fit;
 }
 
+static void *lend(void *ctx, size_t bytes)
+{
+    struct weights *w = ctx;
+    if (bytes > LANE_BYTES) return NULL;
+    pthread_mutex_lock(&w->lock);
+    bool ok = w->n_lent < LANES - LANES_KEPT;
+    w->n_lent += ok;
+    pthread_mutex_unlock(&w->lock);
+    if (!ok) return NULL;
+    struct lane *l = lane_take(w);
+    l->lent = true;
+    return l->host;
+}
+
+/* The lane whose buffer p lies in and which was lent; NULL: none. */
+static struct lane *lender(struct weights *w, const void *p)
+{
+    for (int i = 0; i < LANES; i++) {
+        uint64_t base = host_addr(w->lanes[i].host);
+        if (host_addr(p) >= base && host_addr(p) - base < LANE_BYTES) return &w->lanes[i];
+    }
+    return NULL;
+}
+
+static void take_back(void *ctx, void *lent)
+{
+    struct weights *w = ctx;
+    struct lane *l = lender(w, lent);
+    CHECK(l && l->lent);
+    l->lent = false;
+    pthread_mutex_lock(&w->lock);
+    w->n_lent--;
+    pthread_mutex_unlock(&w->lock);
+    lane_leave(w, l);
+}
+
 static void put(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
                 const void *canon)
 {
     struct weights *w = ctx;
-    struct lane *l = lane_take(w);
+    struct lane *lent = lender(w, canon), *l = lent ? lent : lane_take(w);
     size_t row = part_row(r, part), step;
     for (size_t i = 0; i < n; i += step) {
         step = lane_rows(row, n - i);
         size_t bytes = step * row;
-        if (i > 0) lane_settle(w, l); /* its buffers are free again */
-        memcpy(l->host, (const char *)canon + i * row, bytes);
+        const char *from = (const char *)canon + i * row;
+        if (!lent) {
+            if (i > 0) lane_settle(w, l); /* its buffers are free again */
+            memcpy(l->host, from, bytes);
+            from = l->host;
+        }
         if (in_tiles(r, part)) {
-            queue_copy(l->q, l->dev, host_addr(l->host), bytes);
+            queue_copy(l->q, l->dev, host_addr(from), bytes);
             convert(w, l, true, at, r, part, row0 + i, step);
         } else {
             queue_copy(l->q, host_addr((char *)at + part_at(r, part) + (row0 + i) * row),
-                       host_addr(l->host), bytes);
+                       host_addr(from), bytes);
         }
     }
-    lane_leave(w, l);
+    if (!lent) lane_leave(w, l);
 }
 
 static void get(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0,
@@ -353,6 +396,8 @@ static const struct memory_ops device_ops = {
     .alloc = arena_alloc,
     .free = arena_free,
     .put = put,
+    .lend = lend,
+    .take_back = take_back,
     .get = get,
     .copy = copy,
     .commit = commit,
