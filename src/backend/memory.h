@@ -5,7 +5,7 @@
  * weights may lie in host memory (cpu/memory.c) or on a device.  An arena is one generation of all
  * slots; a slot lies at an offset that the store chose from `bytes`.
  *
- * Threads: `put`, `get`, `copy`, `lend` and `take_back` from any, several at once on ranges that do not overlap; the
+ * Threads: `put`, `get`, `copy`, `lend`, `take_back` and `flush` from any, several at once on ranges that do not overlap; the
  * others from one.
  */
 #ifndef BACKEND_MEMORY_H
@@ -46,10 +46,12 @@ struct memory_ops {
                 const void *canon);
     void (*get)(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0,
                 size_t n, const void *at);
-    /* Host memory from which a put needs no copy of its own, for the caller to fill, put from, and give back; NULL:
-     * there is none now, any other will do.  Both may be NULL. */
+    /* Any of these three may be NULL.  Host memory from which a put needs no copy of its own, for the calling
+     * thread to fill, put from, and give back before it borrows again; NULL: none, any other will do. */
     void *(*lend)(void *ctx, size_t bytes);
     void (*take_back)(void *ctx, void *lent);
+    /* The calling thread puts no more for now. */
+    void (*flush)(void *ctx);
     /* Bytes from one arena, or host memory, to another. */
     void (*copy)(void *ctx, void *to, const void *from, size_t bytes);
     /* Makes `next` the resident generation, between two steps; `now` is NULL the first time.

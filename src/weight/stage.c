@@ -87,22 +87,19 @@ static err_t read_rows(struct load *l, const struct source *s, part_t part, size
     return OK;
 }
 
-/* Memory from which the device can copy by itself, for the next rows of a part. */
-static void *rows_room(const struct load *l, const struct source *s, size_t n,
-                       struct stage_room *room, part_t part)
+/* Memory from which the device can copy by itself, for the next rows of a slot and their scales: one piece. */
+static void *borrow(const struct load *l, const struct spelled *w, size_t rows, size_t scales,
+                    struct stage_room *room)
 {
-    size_t bytes;
-    if (l->u->next && mul_size(&bytes, n, source_row_bytes(s)))
-        room->lent[part] = store_lend(l->u->store, bytes);
-    return room->lent[part];
-}
-
-static void give_back(const struct load *l, struct stage_room *room)
-{
-    for (int i = 0; i < PART_COUNT; i++) {
-        store_take_back(l->u->store, room->lent[i]);
-        room->lent[i] = NULL;
-    }
+    enum { ALIGN = 64 };
+    size_t data = 0, scale = 0;
+    if (!l->u->next || !mul_size(&data, rows, source_row_bytes(&w->part[PART_DATA]))) return NULL;
+    if (scales && !mul_size(&scale, scales, source_row_bytes(&w->part[PART_SCALE]))) return NULL;
+    if (!add_size(&data, data, ALIGN - 1) || !add_size(&scale, scale, data)) return NULL;
+    char *lent = store_lend(l->u->store, scale);
+    room->lent[PART_DATA] = lent;
+    room->lent[PART_SCALE] = lent && scales ? lent + data / ALIGN * ALIGN : NULL;
+    return lent;
 }
 
 static err_t read_scalar(struct load *l, const struct source *s, float *x, struct stage_room *room,
@@ -163,17 +160,17 @@ static err_t stage_copy(struct load *l, const struct job *j, struct stage_room *
         size_t first, scales;
         r.n = rows - r.row0 < step ? rows - r.row0 : step;
         scales = stage_scale_rows(w->format, rows, r.row0, r.n, &first);
-        r.data = rows_room(l, &w->part[PART_DATA], r.n, room, PART_DATA);
-        r.scale = scales ? rows_room(l, &w->part[PART_SCALE], scales, room, PART_SCALE) : NULL;
+        void *lent = borrow(l, w, r.n, scales, room);
         rc = read_rows(l, &w->part[PART_DATA], PART_DATA, r.row0, r.n, room, p->name, e);
         if (rc == OK && scales)
             rc = read_rows(l, &w->part[PART_SCALE], PART_SCALE, first, scales, room, p->name, e);
         if (rc == OK) {
-            if (!r.data) r.data = room->data.data;
-            if (!r.scale && scales) r.scale = room->scale.data;
+            r.data = lent ? room->lent[PART_DATA] : room->data.data;
+            r.scale = !scales ? NULL : lent ? room->lent[PART_SCALE] : room->scale.data;
             stage_rows(l->u, &r);
         }
-        give_back(l, room);
+        store_take_back(l->u->store, lent);
+        room->lent[PART_DATA] = room->lent[PART_SCALE] = NULL;
         if (rc != OK) break;
     }
     return rc == OK ? end_slot(l, j->slot, room, e) : rc;
@@ -343,6 +340,7 @@ static void *load_thread(void *arg)
         pthread_mutex_unlock(&l->lock);
         atomic_store(&l->stop, true);
     }
+    store_flush(l->u->store);
     stage_room_free(&room);
     return NULL;
 }

@@ -181,6 +181,11 @@ void store_take_back(const struct store *s, void *lent)
     if (lent) s->memory.ops->take_back(s->memory.ctx, lent);
 }
 
+void store_flush(const struct store *s)
+{
+    if (s->memory.ops->flush) s->memory.ops->flush(s->memory.ctx);
+}
+
 void store_put(const struct store *s, void *arena, size_t slot, part_t part, size_t row0, size_t n,
                const void *canon)
 {

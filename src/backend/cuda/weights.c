@@ -1,23 +1,22 @@
 #include "backend/cuda/weights.h"
+#include "backend/cuda/feed.h"
 #include "backend/cuda/repack.h"
-#include "base/digest.h"
 #include "base/mem.h"
 #include <pthread.h>
 #include <string.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
-/* Lanes lent: all but LANES_KEPT, so that puts and gets find one. */
-enum { LANES = 48, LANES_KEPT = 16, ARENAS = 2, SLOT_ALIGN = 16 };
+enum { LANES = 8, ARENAS = 2, SLOT_ALIGN = 16 };
 _Static_assert(MEMORY_ROWS % TILE_ROWS == 0, "puts come in whole panels");
-#define LANE_BYTES ((size_t)4 << 20)
+#define LANE_BYTES ((size_t)8 << 20)
 
-/* One caller's way to the device.  Its work may go on after the caller has left: whoever takes it next waits. */
+/* One caller's way to the device. */
 struct lane {
     struct queue *q;
     void *host;   /* pinned, LANE_BYTES */
     devptr_t dev; /* canonical rows, LANE_BYTES */
     bool busy;
-    bool lent;     /* its host buffer is; what is put from there goes its way */
-    uint64_t left; /* when its last caller did */
 };
 
 struct weights {
@@ -25,11 +24,10 @@ struct weights {
     struct region *arenas[ARENAS];
     bool taken[ARENAS];
     struct repack repack;
+    struct feed *feed; /* of puts to the device */
     pthread_mutex_t lock; /* of lanes' busy, failed, error */
     pthread_cond_t freed;
     struct lane lanes[LANES];
-    uint64_t leaves;
-    int n_lent;
     err_t failed;
     struct err error;
 };
@@ -111,62 +109,34 @@ static size_t part_at(const struct resident *r, part_t part)
 }
 
 /* --- lanes */
-static void lane_leave(struct weights *w, struct lane *l)
+static struct lane *lane_take(struct weights *w)
 {
     pthread_mutex_lock(&w->lock);
-    l->busy = false;
-    l->left = ++w->leaves;
-    pthread_cond_signal(&w->freed);
-    pthread_mutex_unlock(&w->lock);
+    for (;;) {
+        for (int i = 0; i < LANES; i++) {
+            if (w->lanes[i].busy) continue;
+            w->lanes[i].busy = true;
+            pthread_mutex_unlock(&w->lock);
+            device_use(w->d);
+            return &w->lanes[i];
+        }
+        pthread_cond_wait(&w->freed, &w->lock);
+    }
 }
 
 /* Waits for the lane's work and keeps its first failure. */
-static void lane_settle(struct weights *w, struct lane *l)
+static void lane_give(struct weights *w, struct lane *l)
 {
     struct err e = {0};
     err_t rc = queue_sync(l->q, &e);
-    if (rc == OK) return;
     pthread_mutex_lock(&w->lock);
-    if (w->failed == OK) {
+    if (rc != OK && w->failed == OK) {
         w->failed = rc;
         w->error = e;
     }
+    l->busy = false;
+    pthread_cond_signal(&w->freed);
     pthread_mutex_unlock(&w->lock);
-}
-
-static void lane_give(struct weights *w, struct lane *l)
-{
-    lane_settle(w, l);
-    lane_leave(w, l);
-}
-
-/* The idle lane that was left first: its work has most likely ended.  NULL: all are busy. */
-static struct lane *lane_idle(struct weights *w)
-{
-    struct lane *l = NULL;
-    for (int i = 0; i < LANES; i++)
-        if (!w->lanes[i].busy && (!l || w->lanes[i].left < l->left)) l = &w->lanes[i];
-    return l;
-}
-
-static struct lane *lane_take(struct weights *w)
-{
-    struct lane *l;
-    pthread_mutex_lock(&w->lock);
-    while (!(l = lane_idle(w)))
-        pthread_cond_wait(&w->freed, &w->lock);
-    l->busy = true;
-    pthread_mutex_unlock(&w->lock);
-    device_use(w->d);
-    lane_settle(w, l);
-    return l;
-}
-
-/* All that puts have queued is done: lanes left before this began come first. */
-static void settle(struct weights *w)
-{
-    for (int i = 0; i < LANES; i++)
-        lane_leave(w, lane_take(w));
 }
 
 err_t weights_error(struct weights *w, struct err *e)
@@ -178,9 +148,9 @@ err_t weights_error(struct weights *w, struct err *e)
     return rc;
 }
 
-/* Rows [row0, row0 + n) between the lane's device buffer and tiles. */
-static void convert(struct weights *w, struct lane *l, bool pack, char *at,
-                    const struct resident *r, part_t part, size_t row0, size_t n)
+/* Rows [row0, row0 + n) of tiles to the lane's device buffer. */
+static void unpack(struct weights *w, struct lane *l, char *at, const struct resident *r, part_t part,
+                   size_t row0, size_t n)
 {
     uint32_t blocks = tile_blocks((uint32_t)r->cols);
     CHECK(row0 % TILE_ROWS == 0 && (n % TILE_ROWS == 0 || row0 + n == r->rows));
@@ -194,80 +164,62 @@ static void convert(struct weights *w, struct lane *l, bool pack, char *at,
         a.data = dev;
     else
         a.scale = dev;
-    if (pack)
-        repack_to_tiles(&w->repack, l->q, r->format, &a);
-    else
-        repack_from_tiles(&w->repack, l->q, r->format, &a);
+    repack_from_tiles(&w->repack, l->q, r->format, &a);
 }
 
-/* Rows that fit a lane: whole panels. */
-static size_t lane_rows(size_t row_bytes, size_t n)
+/* Rows that fit: whole panels. */
+static size_t rows_in(size_t room, size_t row_bytes, size_t n)
 {
-    size_t fit = LANE_BYTES / (row_bytes ? row_bytes : 1) / TILE_ROWS * TILE_ROWS;
+    size_t fit = room / (row_bytes ? row_bytes : 1) / TILE_ROWS * TILE_ROWS;
     CHECK(fit > 0);
     return n < fit ? n : fit;
-}
-
-static void *lend(void *ctx, size_t bytes)
-{
-    struct weights *w = ctx;
-    if (bytes > LANE_BYTES) return NULL;
-    pthread_mutex_lock(&w->lock);
-    bool ok = w->n_lent < LANES - LANES_KEPT;
-    w->n_lent += ok;
-    pthread_mutex_unlock(&w->lock);
-    if (!ok) return NULL;
-    struct lane *l = lane_take(w);
-    l->lent = true;
-    return l->host;
-}
-
-/* The lane whose buffer p lies in and which was lent; NULL: none. */
-static struct lane *lender(struct weights *w, const void *p)
-{
-    for (int i = 0; i < LANES; i++) {
-        uint64_t base = host_addr(w->lanes[i].host);
-        if (host_addr(p) >= base && host_addr(p) - base < LANE_BYTES) return &w->lanes[i];
-    }
-    return NULL;
-}
-
-static void take_back(void *ctx, void *lent)
-{
-    struct weights *w = ctx;
-    struct lane *l = lender(w, lent);
-    CHECK(l && l->lent);
-    l->lent = false;
-    pthread_mutex_lock(&w->lock);
-    w->n_lent--;
-    pthread_mutex_unlock(&w->lock);
-    lane_leave(w, l);
 }
 
 static void put(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
                 const void *canon)
 {
     struct weights *w = ctx;
-    struct lane *lent = lender(w, canon), *l = lent ? lent : lane_take(w);
     size_t row = part_row(r, part), step;
-    for (size_t i = 0; i < n; i += step) {
-        step = lane_rows(row, n - i);
-        size_t bytes = step * row;
-        const char *from = (const char *)canon + i * row;
-        if (!lent) {
-            if (i > 0) lane_settle(w, l); /* its buffers are free again */
-            memcpy(l->host, from, bytes);
-            from = l->host;
-        }
-        if (in_tiles(r, part)) {
-            queue_copy(l->q, l->dev, host_addr(from), bytes);
-            convert(w, l, true, at, r, part, row0 + i, step);
-        } else {
-            queue_copy(l->q, host_addr((char *)at + part_at(r, part) + (row0 + i) * row),
-                       host_addr(from), bytes);
-        }
+    uint32_t blocks = tile_blocks((uint32_t)r->cols);
+    if (!in_tiles(r, part)) {
+        feed_bytes(w->feed, (char *)at + part_at(r, part) + row0 * row, canon, n * row);
+        return;
     }
-    if (!lent) lane_leave(w, l);
+    CHECK(row0 % TILE_ROWS == 0 && (n % TILE_ROWS == 0 || row0 + n == r->rows));
+    for (size_t i = 0; i < n; i += step) {
+        char *tiles = (char *)at + (row0 + i) / TILE_ROWS * blocks * tile_shape(r->format).bytes;
+        step = rows_in(FEED_BYTES, row, n - i);
+        feed_tiles(w->feed, tiles, r->format, part == PART_SCALE, (uint32_t)step, (uint32_t)r->cols,
+                   (const char *)canon + i * row, step * row);
+    }
+}
+
+static void *lend(void *ctx, size_t bytes)
+{
+    return feed_lend(((struct weights *)ctx)->feed, bytes);
+}
+
+static void take_back(void *ctx, void *lent)
+{
+    feed_take_back(((struct weights *)ctx)->feed, lent);
+}
+
+static void flush(void *ctx)
+{
+    feed_flush(((struct weights *)ctx)->feed);
+}
+
+/* All puts are done; their failure is the memory's from then on. */
+static void settle(struct weights *w)
+{
+    struct err e = {0};
+    err_t rc = feed_settle(w->feed, &e);
+    pthread_mutex_lock(&w->lock);
+    if (rc != OK && w->failed == OK) {
+        w->failed = rc;
+        w->error = e;
+    }
+    pthread_mutex_unlock(&w->lock);
 }
 
 static void get(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0,
@@ -277,10 +229,10 @@ static void get(void *ctx, void *canon, const struct resident *r, part_t part, s
     struct lane *l = lane_take(w);
     size_t row = part_row(r, part), step;
     for (size_t i = 0; i < n; i += step) {
-        step = lane_rows(row, n - i);
+        step = rows_in(LANE_BYTES, row, n - i);
         size_t bytes = step * row;
         if (in_tiles(r, part)) {
-            convert(w, l, false, (char *)(uintptr_t)at, r, part, row0 + i, step);
+            unpack(w, l, (char *)(uintptr_t)at, r, part, row0 + i, step);
             queue_copy(l->q, host_addr(l->host), l->dev, bytes);
         } else {
             queue_copy(l->q, host_addr(l->host),
@@ -366,26 +318,21 @@ static err_t resume(void *ctx, void *arena, size_t bytes, struct err *e)
     CHECK(!"an arena of this memory");
 }
 
-/* One piece is copied while the one before is summed. */
 static uint64_t hash(void *ctx, const void *arena, size_t bytes)
 {
     struct weights *w = ctx;
-    struct lane *l[2] = {lane_take(w), lane_take(w)};
-    struct digest d;
-    unsigned char sum[DIGEST_BYTES];
-    uint64_t h;
-    digest_init(&d, DIGEST_XXH3_128);
-    for (size_t i = 0, k = 0, before = 0, n; i < bytes || before; i += n, k ^= 1, before = n) {
+    struct lane *l = lane_take(w);
+    XXH3_state_t *s = XXH3_createState();
+    CHECK(s);
+    XXH3_64bits_reset(s);
+    for (size_t i = 0, n; i < bytes; i += n) {
         n = bytes - i < LANE_BYTES ? bytes - i : LANE_BYTES;
-        if (n) queue_copy(l[k]->q, host_addr(l[k]->host), host_addr((const char *)arena + i), n);
-        if (!before) continue;
-        lane_settle(w, l[k ^ 1]);
-        digest_add(&d, l[k ^ 1]->host, before);
+        queue_copy(l->q, host_addr(l->host), host_addr((const char *)arena + i), n);
+        if (queue_sync(l->q, NULL) == OK) XXH3_64bits_update(s, l->host, n);
     }
-    digest_get(&d, sum);
-    memcpy(&h, sum, sizeof h);
-    lane_give(w, l[0]);
-    lane_give(w, l[1]);
+    uint64_t h = XXH3_64bits_digest(s);
+    XXH3_freeState(s);
+    lane_give(w, l);
     return h;
 }
 
@@ -402,6 +349,7 @@ static const struct memory_ops device_ops = {
     .put = put,
     .lend = lend,
     .take_back = take_back,
+    .flush = flush,
     .get = get,
     .copy = copy,
     .commit = commit,
@@ -418,7 +366,7 @@ struct memory weights_memory(struct weights *w)
 
 size_t weights_device_bytes(size_t bytes, bool staging)
 {
-    return bytes * (staging ? ARENAS : 1) + LANES * LANE_BYTES;
+    return bytes * (staging ? ARENAS : 1) + LANES * LANE_BYTES + feed_device_bytes();
 }
 
 static err_t open_lanes(struct weights *w, struct err *e)
@@ -441,6 +389,7 @@ err_t weights_new(struct weights **out, struct device *d, struct err *e)
     pthread_cond_init(&w->freed, NULL);
     err_t rc = open_lanes(w, e);
     if (rc == OK) rc = repack_open(&w->repack, d, e);
+    if (rc == OK) rc = feed_new(&w->feed, d, e);
     if (rc != OK) {
         weights_free(w);
         return rc;
@@ -452,6 +401,7 @@ err_t weights_new(struct weights **out, struct device *d, struct err *e)
 void weights_free(struct weights *w)
 {
     if (w == NULL) return;
+    feed_free(w->feed);
     for (int i = 0; i < ARENAS; i++)
         region_free(w->arenas[i]);
     for (int i = 0; i < LANES; i++) {

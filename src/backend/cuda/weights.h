@@ -13,10 +13,9 @@
  * commit copies the staged bytes into place, about 0.5 ms a GB (feasibility: 17.5 GB in 8.1 ms),
  * and waits.
  *
- * Canonical rows go through pinned buffers to the device and are packed into tiles there
- * (layout_cuda.h).  Rows of matrices come in whole panels of TILE_ROWS = MEMORY_ROWS. `put` may be
- * called by several threads; each call has a lane (a queue and two buffers) to itself and returns
- * when its bytes are on their way: they lie in the arena after a `check`.
+ * Canonical rows go through pinned buffers to the device, many small pieces at once, and are packed into
+ * tiles there (feed.h, layout_cuda.h).  Rows of matrices come in whole panels of TILE_ROWS =
+ * MEMORY_ROWS.  What has been put lies in the arena after a `check`.
  *
  * Slot of a matrix: [tiles][f32 scales][f32 tensor scale][f32 input scale], each on 16 bytes.
  *
