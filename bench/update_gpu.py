@@ -55,12 +55,12 @@ class Checkpoint:
             return f.read(n)
 
     def sample(self):
-        """Weights of some layers and experts, and those of no layer."""
+        """Weights of some layers and experts, and the last norm."""
         layers = sorted({int(n.split(".")[2]) for n in self.places if n.startswith("model.layers.")})
         tails = ["self_attn.q_proj.weight", "self_attn.o_proj.weight", "mlp.gate.weight", "mlp.experts.0.gate_proj.weight",
                  "mlp.experts.7.down_proj.weight", "post_attention_layernorm.weight"]
         names = [f"model.layers.{i}.{t}" for i in (layers[0], layers[len(layers) // 2], layers[-1]) for t in tails]
-        return [n for n in names + ["lm_head.weight", "model.norm.weight"] if n in self.places]
+        return [n for n in names + ["model.norm.weight"] if n in self.places]
 
     def read_s(self):
         """Seconds to read it all from the page cache, 4 MiB at once, 16 threads."""
