@@ -384,12 +384,14 @@ static void choose_formats(struct slot_spec *specs, size_t n, const char *name, 
 static void open_model(struct rig *g, const struct args *a)
 {
     struct err e = {0};
-    size_t work, page, free_bytes;
+    struct cuda_needs needs;
+    size_t free_bytes;
     struct cuda_options o = {.no_graphs = a->no_graphs,
                              .n_kv_pages = MAX_RUNNING * 90,
                              .max_step_tokens = PREFILL,
                              .max_seqs = MAX_RUNNING};
-    must(cuda_model_bytes(&work, &page, &g->c, &o, &e), &e);
+    must(cuda_model_needs(&needs, g->d, &g->c, &o, &e), &e);
+    size_t work = needs.step + needs.partial, page = needs.kv_page;
     must(device_free_bytes(&free_bytes, g->d, &e), &e);
     size_t left = free_bytes - work - SPARE_BYTES;
     if (left / page < (size_t)o.n_kv_pages) o.n_kv_pages = (int32_t)(left / page);

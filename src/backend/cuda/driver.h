@@ -21,6 +21,7 @@
     X(cuDevicePrimaryCtxRetain)                    \
     X(cuDevicePrimaryCtxRelease)                   \
     X(cuCtxSetCurrent)                             \
+    X(cuCtxGetCurrent)                             \
     X(cuMemGetInfo)                                \
     X(cuModuleLoadData)                            \
     X(cuModuleUnload)                              \
@@ -32,6 +33,9 @@
     X(cuMemFree)                                   \
     X(cuMemHostAlloc)                              \
     X(cuMemFreeHost)                               \
+    X(cuMemHostRegister)                           \
+    X(cuMemHostUnregister)                         \
+    X(cuMemHostGetDevicePointer)                   \
     X(cuMemAddressReserve)                         \
     X(cuMemAddressFree)                            \
     X(cuMemCreate)                                 \
@@ -72,7 +76,8 @@ enum { DEVICE_MODULES_MAX = 32 };
 struct device {
     struct driver cu;
     CUdevice dev;
-    CUcontext ctx; /* the primary one, retained */
+    CUcontext ctx;    /* the primary one, retained */
+    CUcontext former; /* current before device_open */
     struct device_info info;
     int n_modules;
     CUmodule modules[DEVICE_MODULES_MAX];

@@ -3,10 +3,10 @@
 
 /* out_kind F32, BF16 or ADD of all tokens by one matrix. */
 static void dense(const struct cuda_slice *s, format_t f, const struct gemm_weight *w,
-                  const void *x, int32_t k, int32_t n, void *out, int32_t ldo, gemm_out_t kind)
+                  const struct cuda_rows *x, int32_t k, int32_t n, void *out, int32_t ldo,
+                  gemm_out_t kind)
 {
-    struct gemm_args g = {.x = x,
-                          .w = w,
+    struct gemm_args g = {.w = w,
                           .out = out,
                           .ldx = k,
                           .ldo = ldo,
@@ -16,7 +16,16 @@ static void dense(const struct cuda_slice *s, format_t f, const struct gemm_weig
                           .n_rows = s->n,
                           .out_kind = kind,
                           .prefetch = 1};
+    cuda_reads(&g, x, f);
     gemm_launch(&s->m->gemm, s->m->q, f, &g, s->n, !s->m->plain);
+}
+
+/* The rows [tokens][n] at x for matrices of format f, rounded into `out` where they are. */
+static struct cuda_rows inputs(const struct cuda_slice *s, int32_t layer, enum cuda_input which,
+                               format_t f, const uint16_t *x, uint16_t *out, int32_t n)
+{
+    return cuda_round(s, layer * CUDA_INPUTS + (int32_t)which, f,
+                      (struct round_args){.x = x, .out = out, .n = n}, s->n);
 }
 
 /* Choices of a layer's tokens. */
@@ -55,6 +64,13 @@ static char *k_pages(const struct cuda_model *m, int32_t layer)
     return (char *)(uintptr_t)region_base(m->kv) + (size_t)layer * m->kv_layer;
 }
 
+/* BF16 only if all three are. */
+static format_t qkv_format(const struct layer_weights *w)
+{
+    format_t f = w->q_format != FORMAT_BF16 ? w->q_format : w->k_format;
+    return f != FORMAT_BF16 ? f : w->v_format;
+}
+
 /* m->qkv = the projections of m->a; then m->att_q, and K and V in their pages. */
 static void project(const struct cuda_slice *s, int32_t layer)
 {
@@ -62,10 +78,13 @@ static void project(const struct cuda_slice *s, int32_t layer)
     const struct config *c = &m->c;
     const struct layer_weights *w = &m->layers[layer];
     int32_t nq = c->n_heads * c->head_dim, nkv = c->n_kv_heads * c->head_dim, ld = nq + 2 * nkv;
-    dense(s, w->q_format, w->q, m->a, c->hidden_size, w->one_qkv ? ld : nq, m->qkv, ld, GEMM_F32);
+    /* expert_out is free between the norm that adds it and GEMM 2. */
+    struct cuda_rows a =
+        inputs(s, layer, CUDA_IN_QKV, qkv_format(w), m->a, m->expert_out, c->hidden_size);
+    dense(s, w->q_format, w->q, &a, c->hidden_size, w->one_qkv ? ld : nq, m->qkv, ld, GEMM_F32);
     if (!w->one_qkv) {
-        dense(s, w->k_format, w->k, m->a, c->hidden_size, nkv, m->qkv + nq, ld, GEMM_F32);
-        dense(s, w->v_format, w->v, m->a, c->hidden_size, nkv, m->qkv + nq + nkv, ld, GEMM_F32);
+        dense(s, w->k_format, w->k, &a, c->hidden_size, nkv, m->qkv + nq, ld, GEMM_F32);
+        dense(s, w->v_format, w->v, &a, c->hidden_size, nkv, m->qkv + nq + nkv, ld, GEMM_F32);
     }
     struct rope_args r = {
         .qkv = m->qkv,
@@ -134,8 +153,9 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
     norm(s, source, layer - 1, w->slots.in_norm);
     project(s, layer);
     attend(s, layer);
-    dense(s, w->o_format, w->o, m->att_o, m->c.n_heads * m->c.head_dim, m->c.hidden_size, m->y,
-          m->c.hidden_size, GEMM_F32);
+    int32_t nq = m->c.n_heads * m->c.head_dim;
+    struct cuda_rows o = inputs(s, layer, CUDA_IN_O, w->o_format, m->att_o, m->att_o, nq);
+    dense(s, w->o_format, w->o, &o, nq, m->c.hidden_size, m->y, m->c.hidden_size, GEMM_F32);
 }
 
 /* Experts of the tokens, and the plan of their rows. */
@@ -143,8 +163,10 @@ static void route(const struct cuda_slice *s, int32_t layer, const struct layer_
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
-    dense(s, w->router_format, w->router, m->a, c->hidden_size, c->n_experts, m->router,
-          c->n_experts, GEMM_F32);
+    struct cuda_rows a =
+        inputs(s, layer, CUDA_IN_ROUTER, w->router_format, m->a, m->expert_out, c->hidden_size);
+    dense(s, w->router_format, w->router, &a, c->hidden_size, c->n_experts, m->router, c->n_experts,
+          GEMM_F32);
     struct route_args r = {
         .logits = m->router,
         .seq = m->dev.seq,
@@ -163,13 +185,13 @@ static void route(const struct cuda_slice *s, int32_t layer, const struct layer_
 }
 
 /* Leaves its rows in expert_out for the next norm (NORM_COMBINE). */
-static void experts(const struct cuda_slice *s, const struct layer_weights *w)
+static void experts(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
     int64_t rows = (int64_t)s->n * c->top_k;
+    struct cuda_rows a = inputs(s, layer, CUDA_IN_UP, w->gate_format, m->a, m->a, c->hidden_size);
     struct gemm_args up = {
-        .x = m->a,
         .src = m->token_of,
         .first = m->offsets,
         .w = w->gate,
@@ -182,9 +204,13 @@ static void experts(const struct cuda_slice *s, const struct layer_weights *w)
         .n_groups = c->n_experts,
         .out_kind = GEMM_SWIGLU,
     };
+    cuda_reads(&up, &a, w->gate_format);
     gemm_launch(&m->gemm, m->q, w->gate_format, &up, rows, !m->plain);
+    struct round_args r_h = {
+        .x = m->h, .out = m->h, .n_rows = m->offsets + c->n_experts, .n = c->moe_intermediate_size};
+    struct cuda_rows h =
+        cuda_round(s, layer * CUDA_INPUTS + CUDA_IN_DOWN, w->down_format, r_h, (int32_t)rows);
     struct gemm_args down = {
-        .x = m->h,
         .first = m->offsets,
         .w = w->down,
         .out = m->expert_out,
@@ -195,16 +221,17 @@ static void experts(const struct cuda_slice *s, const struct layer_weights *w)
         .n_groups = c->n_experts,
         .out_kind = GEMM_BF16,
     };
+    cuda_reads(&down, &h, w->down_format);
     gemm_launch(&m->gemm, m->q, w->down_format, &down, rows, !m->plain);
 }
 
 /* Leaves its sum in y for the next norm (NORM_ADD). */
-static void dense_mlp(const struct cuda_slice *s, const struct layer_weights *w)
+static void dense_mlp(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
+    struct cuda_rows a = inputs(s, layer, CUDA_IN_UP, w->gate_format, m->a, m->a, c->hidden_size);
     struct gemm_args up = {
-        .x = m->a,
         .w = w->gate,
         .up = w->up,
         .out = m->h,
@@ -217,8 +244,11 @@ static void dense_mlp(const struct cuda_slice *s, const struct layer_weights *w)
         .out_kind = GEMM_SWIGLU,
         .prefetch = 1,
     };
+    cuda_reads(&up, &a, w->gate_format);
     gemm_launch(&m->gemm, m->q, w->gate_format, &up, s->n, !m->plain);
-    dense(s, w->down_format, w->down, m->h, c->intermediate_size, c->hidden_size, m->y,
+    struct cuda_rows h =
+        inputs(s, layer, CUDA_IN_DOWN, w->down_format, m->h, m->h, c->intermediate_size);
+    dense(s, w->down_format, w->down, &h, c->intermediate_size, c->hidden_size, m->y,
           c->hidden_size, GEMM_F32);
 }
 
@@ -231,7 +261,7 @@ void cuda_moe(const struct cuda_slice *s, int32_t layer, bool routed)
 {
     const struct layer_weights *w = &s->m->layers[layer];
     if (routed) route(s, layer, w);
-    experts(s, w);
+    experts(s, layer, w);
     norm(s, NORM_COMBINE, layer, w->slots.post_norm);
 }
 
@@ -263,9 +293,9 @@ void cuda_forward(const struct cuda_slice *s)
         attention(s, i, i == 0 ? NORM_EMBED : after_mlp(c, i - 1));
         norm(s, NORM_ADD, i, w->slots.post_norm);
         if (c->dense[i])
-            dense_mlp(s, w);
+            dense_mlp(s, i, w);
         else
-            route(s, i, w), experts(s, w);
+            route(s, i, w), experts(s, i, w);
     }
     /* x of all tokens; the rows that are wanted are normed by cuda_head. */
     struct norm_args a = {
@@ -293,8 +323,10 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
                           .n = c->hidden_size,
                           .eps = c->rms_norm_eps};
     kernels_norm(m->kernels, m->q, NORM_PLAIN, &a, n, !m->plain);
-    struct gemm_args g = {.x = m->a,
-                          .w = m->head,
+    struct cuda_rows x =
+        cuda_round(s, c->n_layers * CUDA_INPUTS, m->head_format,
+                   (struct round_args){.x = m->a, .out = m->a, .n = c->hidden_size}, n);
+    struct gemm_args g = {.w = m->head,
                           .out = m->logits,
                           .ldx = c->hidden_size,
                           .ldo = m->ld_logits,
@@ -304,12 +336,14 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
                           .n_rows = n,
                           .out_kind = GEMM_F32,
                           .prefetch = 1};
+    cuda_reads(&g, &x, m->head_format);
     gemm_launch(&m->gemm, m->q, m->head_format, &g, n, !m->plain);
     if (!sample) return;
     struct sample_args p = {.logits = m->logits,
                             .ld = m->ld_logits,
                             .specs = m->dev.specs + row0,
                             .out = m->results + row0,
+                            .next_ids = m->drawn + row0,
                             .parts = m->parts,
                             .lowered = m->lowered,
                             .counts = m->counts,
