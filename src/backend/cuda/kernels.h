@@ -282,6 +282,8 @@ struct kernels_shape {
 };
 
 /* ERR_UNSUPPORTED names the field that no kernel takes, its value and what is allowed. */
+err_t kernels_check(const struct kernels_shape *s, struct err *e) MUST_USE;
+/* The same, and finds the kernels. */
 err_t kernels_new(struct kernels **out, struct device *d, const struct kernels_shape *s,
                   struct err *e) MUST_USE;
 void kernels_free(struct kernels *k); /* NULL is fine */
@@ -308,6 +310,9 @@ typedef enum { ATTN_DECODE, ATTN_SHORT, ATTN_PREFILL, ATTN_KINDS } attn_kind_t;
 int32_t kernels_attn_tokens(const struct kernels *k, attn_kind_t kind); /* most tokens of a block */
 size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind,
                           int32_t max_chunks); /* of `partial` */
+/* The most of all kinds, before there are kernels. */
+size_t kernels_attn_bytes_of(const struct device *d, const struct kernels_shape *s,
+                             int32_t max_chunks);
 /* The plan is for kernels of this kind. */
 void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind,
                        const struct attn_plan_args *a, bool programmatic);
