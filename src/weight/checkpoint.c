@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -269,6 +270,7 @@ struct early {
     json_t *root, *map;
     err_t index_rc;
     struct err index_error;
+    atomic_bool no_memory; /* for any of them */
 };
 
 static void open_early(void *arg, int i)
@@ -280,24 +282,28 @@ static void open_early(void *arg, int i)
         if (y->index) y->index_rc = index_read(&y->root, &y->map, y->index, &y->index_error);
         return;
     }
-    if (!buf_printf(&p, "%s/%s", y->dir, y->names.v[i - 1]) ||
-        st_open(&y->files[i - 1], p.data, &e) != OK)
-        y->files[i - 1] = (struct st_file){.fd = -1}; /* asked again if it is wanted */
+    err_t rc = buf_printf(&p, "%s/%s", y->dir, y->names.v[i - 1])
+                   ? st_open(&y->files[i - 1], p.data, &e)
+                   : ERR_NOMEM;
+    if (rc != OK) y->files[i - 1] = (struct st_file){.fd = -1}; /* asked again if it is wanted */
+    if (rc == ERR_NOMEM) y->no_memory = true;
     buf_release(&p);
 }
 
-static void early_run(struct early *y)
+static err_t early_run(struct early *y, struct err *e)
 {
     enum { THREADS = 8 };
-    struct err e = {0};
-    if (glob_files(&y->names, y->dir, &e) != OK ||
-        !(y->files = mem_try_array(y->names.n, sizeof y->files[0])))
-        names_free(&y->names);
+    err_t rc = glob_files(&y->names, y->dir, e);
+    if (rc == OK && !(y->files = mem_try_array(y->names.n, sizeof y->files[0])))
+        rc = err_set(e, ERR_NOMEM, "%s: no memory for its files", y->dir);
+    if (rc != OK) names_free(&y->names);
+    if (rc == ERR_NOMEM) return rc; /* others are told when the files are wanted */
     if (y->names.n > 1) qsort(y->names.v, y->names.n, sizeof y->names.v[0], by_string);
     size_t n = y->names.n + 1;
     struct pool *pool = pool_new(n < THREADS ? (int)n : THREADS);
     pool_run(pool, open_early, y, (int)n);
     pool_free(pool);
+    return y->no_memory ? err_set(e, ERR_NOMEM, "%s: no memory for its headers", y->dir) : OK;
 }
 
 static void early_free(struct early *y)
@@ -391,8 +397,8 @@ static err_t open_all(struct checkpoint *c, struct names *files, struct early *y
     err_t rc = check_settled(c->dir, e);
     if (rc == OK) {
         if (file_exists(path.data)) y->index = path.data;
-        early_run(y);
-        if (y->index_rc != OK) rc = err_set(e, y->index_rc, "%s", y->index_error.msg);
+        rc = early_run(y, e);
+        if (rc == OK && y->index_rc != OK) rc = err_set(e, y->index_rc, "%s", y->index_error.msg);
     }
     if (rc == OK && y->index) {
         rc = index_files(files, y->map, path.data, e);
