@@ -87,6 +87,13 @@ struct setup {
     int32_t *pos, *tables;
 };
 
+static int by_keys(const void *a, const void *b, void *pos)
+{
+    const struct attn_block *x = a, *y = b;
+    const int32_t *p = pos;
+    return p[x->token + x->n - 1] - p[y->token + y->n - 1];
+}
+
 static void setup_new(struct setup *s, const struct bench *b, int32_t most, int32_t most_shared)
 {
     *s = (struct setup){.n_tokens = b->seqs * b->tokens,
@@ -115,6 +122,8 @@ static void setup_new(struct setup *s, const struct bench *b, int32_t most, int3
         for (int32_t t = 0; t < b->tokens; t++)
             s->pos[i * b->tokens + t] = b->context - b->tokens + t;
     }
+    if (b->kind == ATTN_PREFILL) /* as a step lays them: in the order of their keys */
+        qsort_r(s->blocks, (size_t)s->n_blocks, sizeof *s->blocks, by_keys, s->pos);
 }
 
 static int by_value(const void *a, const void *b)

@@ -96,7 +96,8 @@ static void check(struct routing *r, const char *what)
                            r->top_k,
                            r->first,
                            r->n_local,
-                           r->normalise};
+                           r->normalise,
+                           0};
     if (r->logits)
         for (int32_t t = 0; t < r->tokens; t++)
             cpu_route(r, t);
@@ -165,7 +166,7 @@ static void fill_logits(struct routing *r, uint64_t seed)
 static void routed_by_logits(void **state)
 {
     (void)state;
-    static const int32_t tokens[] = {1, 2, 33, 300, 1209},
+    static const int32_t tokens[] = {1, 2, 33, 100, 300, 1209, 2000},
                          shapes[][2] = {{128, 8}, {16, 4},   {1, 1},   {100, 7},
                                         {200, 8}, {512, 10}, {128, 64}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)

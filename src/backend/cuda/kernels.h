@@ -155,6 +155,15 @@ struct round_args {
 #define ATTN_PREFILL_COLUMNS 128
 #define ATTN_PREFILL_SMEM    (6 * 32768 + 2 * 16384 + 7 * 16)
 
+/* Of attn_few.cu's (head_dim 128), for up to nt * 8 query heads a KV head: its shared memory, and
+ * what an item leaves in `partial`. */
+#define ATTN_FEW_CLUSTER   4
+#define ATTN_FEW_SPANS     31  /* blocks at most */
+#define ATTN_FEW_CHUNKS    255 /* of a block at most */
+#define ATTN_FEW_ITEMS     512 /* at most; above, attn_columns.cuh keeps the chip as busy */
+#define ATTN_FEW_SMEM(nt)  (32768 + (nt) * (8192 + 512 + 4096 + 2176 + 64) + 128)
+#define ATTN_FEW_BYTES(nt) ((nt) * 8 * (128 + 2 * ATTN_FEW_CLUSTER) * 4)
+
 /* Tokens [token, token + n) of the step: neighbours in position of sequence `seq`, at most
  * kernels_attn_tokens() of them; n == 0: nothing (padding). */
 struct attn_block {
@@ -196,10 +205,17 @@ struct attn_args {
     float v_scale; /* E4M3: of the output */
 };
 
+/* Decode attention that begins with kernels_rope's work. */
+struct attn_rope_args {
+    struct attn_args attn; /* without shared prefixes; `q` is not used */
+    struct rope_args rope; /* `q` is not written */
+};
+
 /* --- routing ---------------------------------------------------------------------------------- */
 
 #define ROUTE_EXPERTS_MAX 512
 #define ROUTE_TOP_K_MAX   64
+#define ROUTE_TOKENS_MAX  (1 << 20)
 
 /*
  * Softmax of the router's logits, the top k (ties to the lower index), weights rounded once to
@@ -216,12 +232,15 @@ struct route_args {
     uint32_t *ticket;  /* one zero; zero again afterwards */
     int32_t n_tokens, n_experts, top_k, first, n_local;
     int32_t normalise; /* weights of a token add to 1 */
+    int32_t set_words; /* filled in by the launcher: tokens / 32 that it has room for */
 };
 
 /* --- sampling: sample.h on the device --------------------------------------------------------- */
 
 #define SAMPLE_TOP_MAX   128
-#define SAMPLE_PART      4096 /* logits a block */
+#define SAMPLE_PART      4096 /* logits whose sum has lanes of its own */
+#define SAMPLE_CLUSTER   8    /* blocks a row */
+#define SAMPLE_ORDER     1024
 #define SAMPLE_VOCAB_MAX (1 << 18)
 
 struct sample_spec {
@@ -247,23 +266,24 @@ struct sample_result {
     float top_logprobs[SAMPLE_TOP_MAX];
 };
 
-struct sample_part { /* of SAMPLE_PART logits of one row */
+/* A row between its kernels. */
+struct sample_state {
+    double sum;   /* of exp(x - max) */
+    uint64_t end; /* the keys below it are `order`'s */
     float max;
-    int32_t arg;          /* its first place */
-    int32_t n_low, n_bad; /* -inf; NaN or +inf */
-    float sum;            /* of exp(x - the row's max), by lanes */
-    float score;          /* best of the block's draw */
-    int32_t drawn;        /* its id, -1: none */
+    int32_t arg; /* its first place */
+    int32_t finite, n_order;
 };
 
 struct sample_args {
-    float *logits; /* [rows][ld], overwritten; ld a multiple of 4 */
+    float *logits; /* [rows][ld], penalised and biased in place; ld a multiple of 4, 16-byte rows */
     int64_t ld;
     const struct sample_spec *specs; /* [rows] */
     struct sample_result *out;       /* [rows] */
     int32_t *next_ids;         /* [rows]: out[i].id again, for the next step; NULL: not wanted */
-    struct sample_part *parts; /* [rows][kernels_sample_parts()] */
-    int32_t *lowered;          /* [rows][2] */
+    struct sample_state *states; /* [rows] */
+    uint64_t *order;             /* [rows][SAMPLE_ORDER] first tokens, where a row wants them */
+    int32_t *lowered;            /* [rows][2] */
     uint32_t *counts;          /* [rows][vocab] zeros; zeros again afterwards */
     int32_t vocab;
 };
@@ -315,6 +335,14 @@ void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind,
                   const struct attn_args *a, bool programmatic);
 
 /*
+ * For few tokens, each with an ATTN_DECODE block of its own: kernels_rope and kernels_attn as one
+ * kernel, with the same bits.  Only where kernels_attn_ropes says so.
+ */
+bool kernels_attn_ropes(const struct kernels *k, const struct attn_args *a);
+void kernels_attn_rope(const struct kernels *k, struct queue *q, const struct attn_rope_args *a,
+                       bool programmatic);
+
+/*
  * Decode of sequences that share their first pages: the chunks that lie wholly in the shared part
  * are read once for up to kernels_attn_tokens(ATTN_PREFILL) sequences, whose tokens must be
  * neighbours in the step.  Blocks here: those tokens, any of their sequences, and `prefix`; then
@@ -327,8 +355,7 @@ void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q,
 void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a,
                          bool programmatic);
 
-int32_t kernels_sample_parts(const struct kernels *k); /* a row */
-/* Four kernels. */
+/* Three kernels. */
 void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,
                     int32_t rows, bool programmatic);
 #endif

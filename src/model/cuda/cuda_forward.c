@@ -55,21 +55,14 @@ static char *k_pages(const struct cuda_model *m, int32_t layer)
     return (char *)(uintptr_t)region_base(m->kv) + (size_t)layer * m->kv_layer;
 }
 
-/* m->qkv = the projections of m->a; then m->att_q, and K and V in their pages. */
-static void project(const struct cuda_slice *s, int32_t layer)
+static struct rope_args rope_of(const struct cuda_slice *s, int32_t layer)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
     const struct layer_weights *w = &m->layers[layer];
-    int32_t nq = c->n_heads * c->head_dim, nkv = c->n_kv_heads * c->head_dim, ld = nq + 2 * nkv;
-    dense(s, w->q_format, w->q, m->a, c->hidden_size, w->one_qkv ? ld : nq, m->qkv, ld, GEMM_F32);
-    if (!w->one_qkv) {
-        dense(s, w->k_format, w->k, m->a, c->hidden_size, nkv, m->qkv + nq, ld, GEMM_F32);
-        dense(s, w->v_format, w->v, m->a, c->hidden_size, nkv, m->qkv + nq + nkv, ld, GEMM_F32);
-    }
-    struct rope_args r = {
+    return (struct rope_args){
         .qkv = m->qkv,
-        .ld = ld,
+        .ld = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
         .q_norm = store_ptr(m->store, w->slots.q_norm),
         .k_norm = store_ptr(m->store, w->slots.k_norm),
         .cos = m->cos,
@@ -87,16 +80,14 @@ static void project(const struct cuda_slice *s, int32_t layer)
         .k_scale = w->k_scale,
         .v_scale = w->v_scale,
     };
-    kernels_rope(m->kernels, m->q, &r, s->n, !m->plain);
 }
 
-/* m->att_o = attention of m->att_q: shared prefixes first, then what each list of blocks has left. */
-static void attend(const struct cuda_slice *s, int32_t layer)
+static struct attn_args attn_of(const struct cuda_slice *s, int32_t layer)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
     const struct layer_weights *w = &m->layers[layer];
-    struct attn_args a = {
+    return (struct attn_args){
         .q = m->att_q,
         .out = m->att_o,
         .k = k_pages(m, layer),
@@ -112,6 +103,37 @@ static void attend(const struct cuda_slice *s, int32_t layer)
         .scale = w->k_scale / sqrtf((float)c->head_dim),
         .v_scale = w->v_scale,
     };
+}
+
+/* m->qkv = the projections of m->a. */
+static void project(const struct cuda_slice *s, int32_t layer)
+{
+    struct cuda_model *m = s->m;
+    const struct config *c = &m->c;
+    const struct layer_weights *w = &m->layers[layer];
+    int32_t nq = c->n_heads * c->head_dim, nkv = c->n_kv_heads * c->head_dim, ld = nq + 2 * nkv;
+    dense(s, w->q_format, w->q, m->a, c->hidden_size, w->one_qkv ? ld : nq, m->qkv, ld, GEMM_F32);
+    if (!w->one_qkv) {
+        dense(s, w->k_format, w->k, m->a, c->hidden_size, nkv, m->qkv + nq, ld, GEMM_F32);
+        dense(s, w->v_format, w->v, m->a, c->hidden_size, nkv, m->qkv + nq + nkv, ld, GEMM_F32);
+    }
+}
+
+/* Norm and rotation of m->qkv, K and V to their pages, and m->att_o = attention: shared prefixes
+ * first, then what each list of blocks has left. */
+static void attend(const struct cuda_slice *s, int32_t layer)
+{
+    struct cuda_model *m = s->m;
+    struct rope_args r = rope_of(s, layer);
+    struct attn_args a = attn_of(s, layer);
+    a.n_blocks = s->n_blocks[ATTN_DECODE];
+    if (a.n_blocks == s->n && s->n_blocks[ATTN_PREFIX] == 0 && kernels_attn_ropes(m->kernels, &a)) {
+        a.spans = m->spans[ATTN_DECODE];
+        struct attn_rope_args both = {.attn = a, .rope = r};
+        kernels_attn_rope(m->kernels, m->q, &both, !m->plain);
+        return;
+    }
+    kernels_rope(m->kernels, m->q, &r, s->n, !m->plain);
     if (s->n_blocks[ATTN_PREFIX]) {
         a.state = m->state;
         a.state_ml = m->state_ml;
@@ -295,7 +317,8 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
                             .ld = m->ld_logits,
                             .specs = m->dev.specs + row0,
                             .out = m->results + row0,
-                            .parts = m->parts,
+                            .states = m->states,
+                            .order = m->order,
                             .lowered = m->lowered,
                             .counts = m->counts,
                             .vocab = c->vocab_size};

@@ -97,7 +97,8 @@ struct cuda_model {
     uint32_t *arrived, *ticket, *counts;
     int32_t *offsets, *token_of, *row_of, *lowered;
     struct attn_span *spans[ATTN_LISTS];
-    struct sample_part *parts;
+    struct sample_state *states;
+    uint64_t *order;
     struct sample_result *results; /* [cap] */
     struct step_arrays dev, host;  /* host: pinned */
     void *host_block;
