@@ -130,14 +130,12 @@ static void run_prefix(struct rig *r, const struct attn_block *shared, int32_t n
 {
     devptr_t dblocks = gpu_new(&gpu, shared, (size_t)n * sizeof *shared);
     devptr_t spans = gpu_new(&gpu, NULL, ((size_t)n + 1) * sizeof(struct attn_span));
-    struct attn_plan_args p = {(const struct attn_block *)dblocks,
-                               (const int32_t *)r->dpos,
-                               (struct attn_span *)spans,
-                               n,
-                               r->kv_heads,
-                               0,
-                               0,
-                               ATTN_CHUNK};
+    struct attn_plan_args p = {.blocks = (const struct attn_block *)dblocks,
+                               .pos = (const int32_t *)r->dpos,
+                               .spans = (struct attn_span *)spans,
+                               .n_blocks = n,
+                               .n_kv_heads = r->kv_heads,
+                               .first_chunk = ATTN_CHUNK};
     a.spans = (const struct attn_span *)spans;
     a.n_blocks = n;
     kernels_attn_prefix_plan(r->kernels, gpu.q, &p, true);
@@ -163,14 +161,12 @@ static void run_shared(struct rig *r, attn_kind_t kind, const struct attn_block 
     devptr_t state = n_shared ? gpu_new(&gpu, NULL, bytes * 2) : 0;
     devptr_t state_ml =
         n_shared ? gpu_new(&gpu, NULL, (size_t)r->tokens * (size_t)r->heads * 8) : 0;
-    struct attn_plan_args p = {(const struct attn_block *)dblocks,
-                               (const int32_t *)r->dpos,
-                               (struct attn_span *)spans,
-                               n,
-                               r->kv_heads,
-                               0,
-                               0,
-                               first_chunk};
+    struct attn_plan_args p = {.blocks = (const struct attn_block *)dblocks,
+                               .pos = (const int32_t *)r->dpos,
+                               .spans = (struct attn_span *)spans,
+                               .n_blocks = n,
+                               .n_kv_heads = r->kv_heads,
+                               .first_chunk = first_chunk};
     struct attn_args a = {.q = (const uint16_t *)r->dq,
                           .out = (uint16_t *)dout,
                           .k = (const void *)r->dk,
@@ -190,12 +186,19 @@ static void run_shared(struct rig *r, attn_kind_t kind, const struct attn_block 
                           .scale = r->scale,
                           .v_scale = r->v_scale};
     if (n_shared) run_prefix(r, shared, n_shared, a);
+    devptr_t pages = gpu_new(&gpu, NULL, ATTN_FEW_PAGES * 4);
+    if (kind == ATTN_DECODE && n % 2 == 0 && kernels_attn_few(r->kernels, &a)) {
+        a.pages = p.pages = (int32_t *)pages; /* and with odd numbers, from the tables */
+        p.tables = a.tables;
+        p.table_ld = TABLE;
+        p.max_chunks = max_chunks;
+    }
     kernels_attn_plan(r->kernels, gpu.q, kind, &p, true);
     kernels_attn(r->kernels, gpu.q, kind, &a, true);
     gpu_read(&gpu, out, dout, bytes);
     gpu_read(&gpu, after, arrived, counters);
     assert_memory_equal(after, zeros, counters);
-    devptr_t dev[] = {dout, dblocks, spans, partial, arrived, state, state_ml};
+    devptr_t dev[] = {dout, dblocks, spans, partial, arrived, state, state_ml, pages};
     for (size_t i = 0; i < sizeof dev / sizeof dev[0]; i++)
         gpu_free(&gpu, dev[i]);
     mem_free(zeros), mem_free(after);
@@ -466,7 +469,8 @@ static void run_rope(struct rig *r, const struct rope_args *rope, bool one_kerne
                       gpu_new(&gpu, NULL, kernels_attn_bytes(r->kernels, ATTN_DECODE, 5)),
                       gpu_new(&gpu, NULL, (size_t)(n * r->kv_heads) * 4),
                       gpu_new(&gpu, NULL, bytes),
-                      gpu_new(&gpu, NULL, bytes)};
+                      gpu_new(&gpu, NULL, bytes),
+                      gpu_new(&gpu, NULL, ATTN_FEW_PAGES * 4)};
     queue_fill(gpu.q, dev[5], 0, (size_t)(n * r->kv_heads) * 4);
     queue_copy(gpu.q, dev[6], r->dk, bytes);
     queue_copy(gpu.q, dev[7], r->dv, bytes);
@@ -496,9 +500,15 @@ static void run_rope(struct rig *r, const struct rope_args *rope, bool one_kerne
     a.rope.q = (uint16_t *)dev[0];
     a.rope.k = (void *)dev[6];
     a.rope.v = (void *)dev[7];
+    if (one_kernel) {
+        a.attn.pages = p.pages = (int32_t *)dev[8];
+        p.tables = a.attn.tables;
+        p.table_ld = TABLE;
+        p.max_chunks = a.attn.max_chunks;
+    }
     kernels_attn_plan(r->kernels, gpu.q, ATTN_DECODE, &p, true);
     if (one_kernel) {
-        assert_true(kernels_attn_ropes(r->kernels, &a.attn));
+        assert_true(kernels_attn_few(r->kernels, &a.attn));
         kernels_attn_rope(r->kernels, gpu.q, &a, true);
     } else {
         kernels_rope(r->kernels, gpu.q, &a.rope, n, true);

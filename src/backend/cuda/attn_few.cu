@@ -17,8 +17,8 @@
  *            sums P by lanes.  One barrier of the cluster and one of the block.
  *   fold     (m, l, O) of a chunk go to `partial`; of each quarter of head_dim the last block to
  *            arrive folds the chunks left to right.  `arrived`: a byte a quarter.
- *   bound    latency: launch, two loads to find the keys, one of the keys, 24 products in a chain,
- *            the round of the fold through the L2 cache; some 4 us
+ *   bound    latency: launch, a load to find the keys, one of the keys, 24 products in a chain, the
+ *            round of the fold through the L2 cache; some 4 us
  */
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/cluster.cuh"
@@ -82,26 +82,16 @@ struct item {
     int block, head, chunk, n_chunks; /* chunks count from the end of the shared prefix */
 };
 
-/* Item `i`; false: there is none.  Every warp by itself, all spans at once. */
+/* Item `i` of n_blocks * n_kv_heads * max_chunks; false: the block has no such chunk. */
 __device__ __forceinline__ bool find(const struct attn_args &a, int i, struct item *it)
 {
-    int lane = threadIdx.x & 31, n = min(a.n_blocks, ATTN_FEW_SPANS);
-    struct attn_span s = a.spans[min(lane, n)]; /* the last one: the total */
-    int total = a.spans[n].first;
-    bool before = lane < n && s.first <= i;
-    it->block = 31 - __clz(__ballot_sync(FULL_WARP, before)); /* the last of them has the item */
-    it->span.first = __shfl_sync(FULL_WARP, s.first, it->block);
-    it->span.token = __shfl_sync(FULL_WARP, s.token, it->block);
-    it->span.n = 1;
-    it->span.seq = __shfl_sync(FULL_WARP, s.seq, it->block);
-    it->span.n_keys = __shfl_sync(FULL_WARP, s.n_keys, it->block);
-    it->span.prefix = __shfl_sync(FULL_WARP, s.prefix, it->block);
+    it->chunk = i % a.max_chunks;
+    it->head = i / a.max_chunks % a.n_kv_heads;
+    it->block = i / a.max_chunks / a.n_kv_heads;
+    it->span = a.spans[it->block];
     it->n_chunks = chunk_count(it->span.n_keys, a.first_chunk) - it->span.prefix;
-    if (i >= total) return false;
-    it->head = (i - it->span.first) / it->n_chunks;
-    it->chunk = (i - it->span.first) % it->n_chunks;
     it->keys = chunk_at(it->chunk + it->span.prefix, it->span.n_keys, a.first_chunk);
-    return true;
+    return it->chunk < it->n_chunks;
 }
 
 template <kv_type_t TYPE, int NT>
@@ -126,7 +116,9 @@ struct worker {
 
     __device__ __forceinline__ const char *tile_at(const void *pages, int tile)
     {
-        int64_t page = a.tables[it.span.seq * a.table_ld + it.keys.key0 / KV_ROWS + tile];
+        int64_t at = it.keys.key0 / KV_ROWS + tile;
+        int64_t page = a.pages ? a.pages[(int64_t)it.block * a.max_chunks * CHUNK_TILES + at]
+                               : a.tables[it.span.seq * a.table_ld + at];
         return (const char *)pages + (page * a.n_kv_heads + it.head) * S::TILE;
     }
 

@@ -12,6 +12,7 @@ enum {
     ATTN_THREADS = 288,
     ATTN_PREFILL_THREADS = 384,
     ATTN_FEW_THREADS = 256,
+    ATTN_PLAN_THREADS = 32 + 256, /* where it copies rows of tables */
     SAMPLE_THREADS = 512
 };
 
@@ -261,7 +262,10 @@ static void plan(const struct kernels *k, struct queue *q, const struct attn_pla
     args.n_runs = (int32_t)runs;
     args.of_prefix = of_prefix;
     queue_launch(q, &k->attn_plan,
-                 (struct launch){.grid = {1}, .threads = 32, .programmatic = programmatic}, &args);
+                 (struct launch){.grid = {1},
+                                 .threads = a->pages ? ATTN_PLAN_THREADS : 32,
+                                 .programmatic = programmatic},
+                 &args);
 }
 
 void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind,
@@ -271,9 +275,9 @@ void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kin
 }
 
 /* Items of attn_few.cu: there is room for all chunks that a block may have. */
-static bool are_few(const struct attn_args *a)
+bool kernels_attn_few(const struct kernels *k, const struct attn_args *a)
 {
-    return a->n_blocks <= ATTN_FEW_SPANS && a->max_chunks <= ATTN_FEW_CHUNKS &&
+    return k->wgmma && a->max_chunks <= ATTN_FEW_CHUNKS &&
            (int64_t)a->n_blocks * a->n_kv_heads * a->max_chunks <= ATTN_FEW_ITEMS;
 }
 
@@ -291,7 +295,7 @@ void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind,
 {
     CHECK(a->group == k->s.n_heads / k->s.n_kv_heads && a->n_kv_heads == k->s.n_kv_heads);
     if (a->n_blocks < 1) return;
-    if (k->wgmma && kind == ATTN_DECODE && are_few(a)) {
+    if (kind == ATTN_DECODE && kernels_attn_few(k, a)) {
         queue_launch(q, &k->attn_few, launch_few(a, programmatic), a);
         return;
     }
@@ -301,15 +305,10 @@ void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind,
     queue_launch(q, &k->attn[kind], l, a);
 }
 
-bool kernels_attn_ropes(const struct kernels *k, const struct attn_args *a)
-{
-    return k->wgmma && are_few(a);
-}
-
 void kernels_attn_rope(const struct kernels *k, struct queue *q, const struct attn_rope_args *a,
                        bool programmatic)
 {
-    CHECK(kernels_attn_ropes(k, &a->attn) && a->attn.group == k->s.n_heads / k->s.n_kv_heads &&
+    CHECK(kernels_attn_few(k, &a->attn) && a->attn.group == k->s.n_heads / k->s.n_kv_heads &&
           a->rope.n_kv_heads == a->attn.n_kv_heads);
     if (a->attn.n_blocks < 1) return;
     queue_launch(q, &k->attn_rope, launch_few(&a->attn, programmatic), a);

@@ -158,9 +158,9 @@ struct round_args {
 /* Of attn_few.cu's (head_dim 128), for up to nt * 8 query heads a KV head: its shared memory, and
  * what an item leaves in `partial`. */
 #define ATTN_FEW_CLUSTER   4
-#define ATTN_FEW_SPANS     31  /* blocks at most */
 #define ATTN_FEW_CHUNKS    255 /* of a block at most */
 #define ATTN_FEW_ITEMS     512 /* at most; above, attn_columns.cuh keeps the chip as busy */
+#define ATTN_FEW_PAGES     (ATTN_FEW_ITEMS * ATTN_CHUNK / KV_ROWS)
 #define ATTN_FEW_SMEM(nt)  (32768 + (nt) * (8192 + 512 + 4096 + 2176 + 64) + 128)
 #define ATTN_FEW_BYTES(nt) ((nt) * 8 * (128 + 2 * ATTN_FEW_CLUSTER) * 4)
 
@@ -185,6 +185,10 @@ struct attn_plan_args {
     int32_t n_runs;      /* these two are filled in by the launcher */
     int32_t of_prefix;   /* a block's keys are its first `prefix` chunks */
     int32_t first_chunk; /* keys of the first chunk: ATTN_CHUNK, but for tests of invariance */
+    int32_t *pages;      /* what attn_args has; NULL: not wanted; the rest is for it alone */
+    const int32_t *tables;
+    int64_t table_ld;
+    int32_t max_chunks;
 };
 
 struct attn_args {
@@ -194,6 +198,8 @@ struct attn_args {
     const int32_t *tables;
     int64_t table_ld;
     const struct attn_span *spans;
+    const int32_t *pages; /* [n_blocks][max_chunks * 16] the blocks' rows of `tables`, by attn_plan,
+                             where kernels_attn_few; NULL: `tables` are read */
     float *partial;    /* workspace, kernels_attn_bytes() */
     uint32_t *arrived; /* [n_blocks * n_kv_heads] zeros; zeros again afterwards */
     float *state;      /* shared prefixes: O so far [tokens][n_heads][head_dim]; NULL: none is */
@@ -328,6 +334,9 @@ typedef enum { ATTN_DECODE, ATTN_SHORT, ATTN_PREFILL, ATTN_KINDS } attn_kind_t;
 int32_t kernels_attn_tokens(const struct kernels *k, attn_kind_t kind); /* most tokens of a block */
 size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind,
                           int32_t max_chunks); /* of `partial` */
+/* Whether so few tokens (n_blocks, n_kv_heads, max_chunks) decode by attn_few.cu; `pages` then has
+ * ATTN_FEW_PAGES at most. */
+bool kernels_attn_few(const struct kernels *k, const struct attn_args *a);
 /* The plan is for kernels of this kind. */
 void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind,
                        const struct attn_plan_args *a, bool programmatic);
@@ -336,9 +345,8 @@ void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind,
 
 /*
  * For few tokens, each with an ATTN_DECODE block of its own: kernels_rope and kernels_attn as one
- * kernel, with the same bits.  Only where kernels_attn_ropes says so.
+ * kernel, with the same bits.  Only where kernels_attn_few.
  */
-bool kernels_attn_ropes(const struct kernels *k, const struct attn_args *a);
 void kernels_attn_rope(const struct kernels *k, struct queue *q, const struct attn_rope_args *a,
                        bool programmatic);
 

@@ -94,6 +94,7 @@ static struct attn_args attn_of(const struct cuda_slice *s, int32_t layer)
         .v = k_pages(m, layer) + m->kv_half,
         .tables = m->dev.tables,
         .table_ld = s->table_ld,
+        .pages = m->few_pages,
         .partial = m->partial,
         .arrived = m->arrived,
         .n_kv_heads = c->n_kv_heads,
@@ -127,7 +128,7 @@ static void attend(const struct cuda_slice *s, int32_t layer)
     struct rope_args r = rope_of(s, layer);
     struct attn_args a = attn_of(s, layer);
     a.n_blocks = s->n_blocks[ATTN_DECODE];
-    if (a.n_blocks == s->n && s->n_blocks[ATTN_PREFIX] == 0 && kernels_attn_ropes(m->kernels, &a)) {
+    if (a.n_blocks == s->n && s->n_blocks[ATTN_PREFIX] == 0 && kernels_attn_few(m->kernels, &a)) {
         a.spans = m->spans[ATTN_DECODE];
         struct attn_rope_args both = {.attn = a, .rope = r};
         kernels_attn_rope(m->kernels, m->q, &both, !m->plain);
@@ -252,6 +253,14 @@ static void plan_attention(const struct cuda_slice *s)
                                       .n_blocks = s->n_blocks[list],
                                       .n_kv_heads = m->c.n_kv_heads,
                                       .first_chunk = s->first_chunk};
+        struct attn_args a = attn_of(s, 0);
+        a.n_blocks = plan.n_blocks;
+        if (list == ATTN_DECODE && kernels_attn_few(m->kernels, &a)) {
+            plan.pages = m->few_pages;
+            plan.tables = m->dev.tables;
+            plan.table_ld = s->table_ld;
+            plan.max_chunks = s->max_chunks;
+        }
         if (plan.n_blocks == 0) continue;
         if (list == ATTN_PREFIX)
             kernels_attn_prefix_plan(m->kernels, m->q, &plan, false);
