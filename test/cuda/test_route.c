@@ -97,6 +97,7 @@ static void check(struct routing *r, const char *what)
                            r->first,
                            r->n_local,
                            r->normalise,
+                           0,
                            0};
     if (r->logits)
         for (int32_t t = 0; t < r->tokens; t++)

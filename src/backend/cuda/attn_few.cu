@@ -35,6 +35,7 @@ enum {
     OWN_DIM = HEAD_DIM / BLOCKS,
     STEPS = HEAD_DIM / 16,
     DIM_BLOCKS = OWN_DIM / 16, /* warps of the output */
+    FOLD_AHEAD = 4,            /* chunks whose results are loaded at once */
     HALF_WARPS = THREADS / 16,
     LANE_ELEMS = HEAD_DIM / 16,
     Q_ROW = HEAD_DIM + 8, /* fragments of 8 columns lie in different banks */
@@ -393,15 +394,23 @@ struct worker {
                 x = a.state[elem];
             }
             const float *from = slot(0);
-#pragma unroll 8
-            for (int c = 0; c < it.n_chunks; c++) {
-                float o = __ldcg(from + c * step + i),
-                      mc = __ldcg(from + c * step + S::COLS * OWN_DIM + col),
-                      lc = __ldcg(from + c * step + S::COLS * (OWN_DIM + 1) + col);
-                bool first = c == 0 && !go_on;
-                struct fold j = fold_begin(&high, mc, first);
-                l = fold_apply(l, lc, j, mc, first);
-                x = fold_apply(x, o, j, mc, first);
+            for (int c0 = 0; c0 < it.n_chunks; c0 += FOLD_AHEAD) {
+                float o[FOLD_AHEAD], mc[FOLD_AHEAD], lc[FOLD_AHEAD];
+#pragma unroll
+                for (int u = 0; u < FOLD_AHEAD; u++) { /* past the end the last one again */
+                    const float *at = from + min(c0 + u, it.n_chunks - 1) * step;
+                    o[u] = __ldcg(at + i);
+                    mc[u] = __ldcg(at + S::COLS * OWN_DIM + col);
+                    lc[u] = __ldcg(at + S::COLS * (OWN_DIM + 1) + col);
+                }
+#pragma unroll
+                for (int u = 0; u < FOLD_AHEAD; u++) {
+                    if (c0 + u >= it.n_chunks) break;
+                    bool first = c0 + u == 0 && !go_on;
+                    struct fold j = fold_begin(&high, mc[u], first);
+                    l = fold_apply(l, lc[u], j, mc[u], first);
+                    x = fold_apply(x, o[u], j, mc[u], first);
+                }
             }
             a.out[elem] = result(x, l);
         }
@@ -414,11 +423,9 @@ struct worker {
         if (threadIdx.x == 0) {
             uint32_t *arrived = a.arrived + (size_t)it.block * a.n_kv_heads + it.head;
             int shift = rank * 8;
-            __threadfence();
-            uint32_t old = atomicAdd(arrived, 1u << shift) >> shift & 255;
+            uint32_t old = count_in(arrived, 1u << shift) >> shift & 255;
             m.last = (int)old + 1 == it.n_chunks;
             if (m.last) atomicSub(arrived, (uint32_t)it.n_chunks << shift);
-            __threadfence();
         }
         __syncthreads();
         if (m.last) fold();
@@ -510,12 +517,12 @@ __device__ __forceinline__ void attend(const struct attn_args &a, const struct r
 }
 
 #define ATTN(type_name, type, nt)                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, 5 - nt)                         \
         attn_few_##type_name##_128_##nt(const __grid_constant__ struct attn_args a)       \
     {                                                                                     \
         attend<type, nt>(a, nullptr);                                                     \
     }                                                                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, 5 - nt)                         \
         attn_rope_##type_name##_128_##nt(const __grid_constant__ struct attn_rope_args a) \
     {                                                                                     \
         attend<type, nt>(a.attn, &a.rope);                                                \

@@ -7,7 +7,8 @@ enum {
     NORM_TURN = NORM_THREADS * 8, /* columns that a block holds without a second turn */
     ROPE_HEADS = 8,
     ROUTE_WARPS = 32,
-    ROUTE_FEW = 128,         /* tokens of one block; above, blocks meet at a counter */
+    ROUTE_FEW = 16,          /* tokens of the only block */
+    ROUTE_SPREAD = 8,        /* of a block where all blocks run at once */
     ROUTE_SMEM = 208 * 1024, /* at most */
     ATTN_THREADS = 288,
     ATTN_PREFILL_THREADS = 384,
@@ -212,10 +213,13 @@ static void launch_route(const struct kernels *k, struct queue *q, const struct 
     if (words > ROUTE_SMEM / (2 * row)) words = ROUTE_SMEM / (2 * row);
     args.set_words = (int32_t)words;
     route.smem_bytes = (uint32_t)(2 * words * row > counts ? 2 * words * row : counts);
-    uint32_t blocks = ((uint32_t)a->n_tokens + ROUTE_WARPS - 1) / ROUTE_WARPS;
-    struct launch l = {.grid = {a->n_tokens <= ROUTE_FEW ? 1 : blocks},
-                       .threads = ROUTE_WARPS * 32,
-                       .programmatic = programmatic};
+    args.block_tokens = a->n_tokens <= ROUTE_FEW                          ? ROUTE_FEW
+                        : a->n_tokens <= ROUTE_SPREAD * (int32_t)k->n_sms ? ROUTE_SPREAD
+                                                                          : ROUTE_WARPS;
+    struct launch l = {
+        .grid = {(uint32_t)((a->n_tokens + args.block_tokens - 1) / args.block_tokens)},
+        .threads = ROUTE_WARPS * 32,
+        .programmatic = programmatic};
     queue_launch(q, &route, l, &args);
 }
 

@@ -159,7 +159,7 @@ struct round_args {
  * what an item leaves in `partial`. */
 #define ATTN_FEW_CLUSTER   4
 #define ATTN_FEW_CHUNKS    255 /* of a block at most */
-#define ATTN_FEW_ITEMS     512 /* at most; above, attn_columns.cuh keeps the chip as busy */
+#define ATTN_FEW_ITEMS     512 /* at most */
 #define ATTN_FEW_PAGES     (ATTN_FEW_ITEMS * ATTN_CHUNK / KV_ROWS)
 #define ATTN_FEW_SMEM(nt)  (32768 + (nt) * (8192 + 512 + 4096 + 2176 + 64) + 128)
 #define ATTN_FEW_BYTES(nt) ((nt) * 8 * (128 + 2 * ATTN_FEW_CLUSTER) * 4)
@@ -238,7 +238,8 @@ struct route_args {
     uint32_t *ticket;  /* one zero; zero again afterwards */
     int32_t n_tokens, n_experts, top_k, first, n_local;
     int32_t normalise; /* weights of a token add to 1 */
-    int32_t set_words; /* filled in by the launcher: tokens / 32 that it has room for */
+    int32_t set_words;    /* these two are filled in by the launcher: tokens / 32 with room, */
+    int32_t block_tokens; /* and tokens of a block */
 };
 
 /* --- sampling: sample.h on the device --------------------------------------------------------- */

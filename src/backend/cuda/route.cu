@@ -2,8 +2,9 @@
  * route.cu - router logits to experts, weights and rows.
  *
  *   route_4, _8, _16   one warp a token, that many experts a thread (e = lane + 32 i); the last
- *                      block to finish makes the plan; few tokens are one block, up to 8 with 128
- *                      experts have four warps each
+ *                      block to finish makes the plan; few tokens are one block.  A warp's choice
+ *                      is some 900 instructions: where there are multiprocessors enough, a block
+ *                      has fewer tokens than warps
  *   route_plan         the plan alone, from packed ids; one block
  *
  *   plan     for choices of the kernel's own, which name an expert once a token: for 32 tokens and
@@ -16,7 +17,7 @@
  *   memory   sets: words and rows before each of them [tokens / 32][n_local], where they do not
  *            fit in turns; counting sort: [warps][n_local]; dynamic
  *   bound    none that matters: 4 n_experts bytes a token; few tokens wait for one load of logits,
- *            top_k picks of two warp reductions (a team: 128 comparisons) and four barriers
+ *            top_k picks of two warp reductions and four barriers
  */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/numerics.cuh"
@@ -69,22 +70,6 @@ __device__ __forceinline__ float softmax(float p[N], const float *logits, int n)
     return sum_of<N>(p);
 }
 
-/* Packed choices: of places lane and lane + 32 the expert and its weight; a padding token's have no
- * expert. */
-__device__ __forceinline__ void put_choices(const struct route_args &a, int token, int32_t id[2],
-                                            const float w[2], float total)
-{
-    bool nowhere = a.seq && a.seq[token] < 0;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int j = (threadIdx.x & 31) + 32 * h;
-        float weight = a.normalise ? __fdiv_rn(w[h], total) : w[h];
-        if (nowhere) id[h] = -1;
-        if (j < a.top_k)
-            a.packed[(size_t)token * a.top_k + j] = (uint32_t)id[h] << 16 | f32_bf16(weight);
-    }
-}
-
 /* id[h]: the expert of place lane + 32 h, -1: none.  False: one may be named twice, since NaN left
  * too few to choose from. */
 template <int N>
@@ -93,6 +78,7 @@ __device__ __forceinline__ bool top_k(const struct route_args &a, int token, int
     int lane = threadIdx.x & 31;
     bool distinct = true;
     float p[N];
+    bool nowhere = a.seq && a.seq[token] < 0;
     float sum = softmax<N>(p, a.logits + (size_t)token * a.n_experts, a.n_experts);
     uint32_t key[N]; /* 0: no candidate; else bits of p + 1 */
 #pragma unroll
@@ -123,68 +109,15 @@ __device__ __forceinline__ bool top_k(const struct route_args &a, int token, int
             w[h] = here ? weight : w[h];
         }
     }
-    put_choices(a, token, id, w, total);
-    return distinct;
-}
-
-/* --- the same by four warps a token: 128 experts, one a thread, each counts those before it */
-
-enum { TEAM = 4, TEAM_THREADS = TEAM * 32, TEAMS = ROUTE_WARPS / TEAM };
-
-struct team {
-    uint32_t key[TEAM_THREADS]; /* as in top_k */
-    float p[ROUTE_TOP_K_MAX];   /* by rank */
-    int32_t id[ROUTE_TOP_K_MAX];
-};
-
-/* How many of 4 keys at `at` come before `mine`, of expert `e`. */
-__device__ __forceinline__ int before(uint4 k, int at, uint32_t mine, int e)
-{
-    return (k.x >= mine + (at >= e)) + (k.y >= mine + (at + 1 >= e)) +
-           (k.z >= mine + (at + 2 >= e)) + (k.w >= mine + (at + 3 >= e));
-}
-
-/* By all four warps; the first gets id, as top_k, and leaves the packed choices.  False: there are
- * fewer than top_k to choose from, and nothing is done. */
-__device__ __forceinline__ bool team_top_k(const struct route_args &a, struct team &m, int token,
-                                           int32_t id[2])
-{
-    int part = threadIdx.x / 32 % TEAM, lane = threadIdx.x & 31, e = part * 32 + lane;
-    float p[TEAM], own = 0.0f;
-    float sum = softmax<TEAM>(p, a.logits + (size_t)token * a.n_experts, a.n_experts);
-    int candidates = 0;
-#pragma unroll
-    for (int i = 0; i < TEAM; i++) {
-        bool is = lane + 32 * i < a.n_experts && p[i] >= 0.0f;
-        candidates += __popc(__ballot_sync(FULL_WARP, is));
-        if (i == part) own = is ? p[i] : __int_as_float(0x7fffffff);
-    }
-    if (candidates < a.top_k) return false;
-    uint32_t mine = own >= 0.0f ? __float_as_uint(own) + 1 : 0;
-    m.key[e] = mine;
-    bar_sync(1 + threadIdx.x / TEAM_THREADS, TEAM_THREADS);
-    int rank = 0;
-#pragma unroll 8
-    for (int i = 0; i < TEAM_THREADS; i += 4)
-        rank += before(*(const uint4 *)&m.key[i], i, mine, e);
-    if (mine && rank < a.top_k) {
-        m.p[rank] = own;
-        m.id[rank] = e;
-    }
-    bar_sync(1 + threadIdx.x / TEAM_THREADS, TEAM_THREADS);
-    if (part) return true;
-    float w[2], total = 0.0f;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int j = lane + 32 * h;
-        id[h] = j < a.top_k ? m.id[j] : -1;
-        w[h] = j < a.top_k ? __fdiv_rn(m.p[j], sum) : 0.0f;
+        float weight = a.normalise ? __fdiv_rn(w[h], total) : w[h];
+        if (nowhere) id[h] = -1;
+        if (j < a.top_k)
+            a.packed[(size_t)token * a.top_k + j] = (uint32_t)id[h] << 16 | f32_bf16(weight);
     }
-#pragma unroll 8
-    for (int j = 0; j < a.top_k; j++)
-        total = __fadd_rn(total, __shfl_sync(FULL_WARP, j < 32 ? w[0] : w[1], j & 31));
-    put_choices(a, token, id, w, total);
-    return true;
+    return distinct || nowhere;
 }
 
 /* The entry's expert in this slice, or -1. */
@@ -356,44 +289,36 @@ __device__ __forceinline__ void plan(const struct route_args &a)
 
 /* --- the kernels */
 
-/* Few tokens: the only block; a team a token, or in turns a warp. */
+/* Few tokens, one a warp: the only block. */
 template <int N>
 __device__ __forceinline__ void route_few(const struct route_args &a)
 {
-    __shared__ struct team teams[TEAMS];
     struct sets s = sets_at(a);
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31, first = warp;
-    bool team = N == TEAM && a.n_tokens <= TEAMS, distinct = true;
-    int32_t e[2] = {-1, -1};
-    if (team) {
-        int of = warp / TEAM;
-        bool done = of >= a.n_tokens || team_top_k(a, teams[of], of, e);
-        first = warp % TEAM ? a.n_tokens : of; /* the first warp goes on */
-        if (!done && first < a.n_tokens) distinct = top_k<N>(a, of, e);
-    }
-    for (int t = first; t < a.n_tokens; t += 32) {
-        if (!team) distinct &= top_k<N>(a, t, e);
+    int token = threadIdx.x / 32, lane = threadIdx.x & 31;
+    int32_t e[2];
+    bool distinct = true;
+    if (token < a.n_tokens) {
+        distinct = top_k<N>(a, token, e);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int local = e[h] < 0 ? -1 : e[h] - a.first;
             e[h] = local >= 0 && local < a.n_local ? local : -1;
-            if (e[h] >= 0) atomicOr(s.words + t / 32 * a.n_local + e[h], 1u << t % 32);
+            if (e[h] >= 0) atomicOr(s.words + e[h], 1u << token);
         }
     }
     if (!__syncthreads_and(distinct)) {
         plan(a);
         return;
     }
-    count_words(a, s, scan_experts(a, count_words(a, s, 0)));
+    uint32_t n = threadIdx.x < a.n_local ? __popc(s.words[threadIdx.x]) : 0;
+    uint32_t at = scan_experts(a, n);
+    if (threadIdx.x < a.n_local) s.before[threadIdx.x] = at;
     __syncthreads();
-    for (int t = first; t < a.n_tokens; t += 32)
+    if (token >= a.n_tokens) return;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int j = lane + 32 * h, i = t * a.top_k + j;
-            if (j < a.top_k) /* of one turn they are still here */
-                give_row(a, s, i,
-                         a.n_tokens <= 32 ? e[h] : local_expert(a, i, a.n_tokens * a.top_k), t, 0);
-        }
+    for (int h = 0; h < 2; h++)
+        if (lane + 32 * h < a.top_k)
+            give_row(a, s, token * a.top_k + lane + 32 * h, e[h], token, 0);
 }
 
 /* *ticket counts blocks, and in its upper half those with a token whose experts are not distinct.
@@ -411,9 +336,10 @@ __device__ __forceinline__ void route(const struct route_args &a)
         route_few<N>(a);
         return;
     }
-    int token = blockIdx.x * ROUTE_WARPS + threadIdx.x / 32;
+    int warp = threadIdx.x / 32, token = blockIdx.x * a.block_tokens + warp;
     int32_t id[2];
-    bool distinct = token < a.n_tokens ? top_k<N>(a, token, id) : true;
+    bool chooses = warp < a.block_tokens && token < a.n_tokens;
+    bool distinct = chooses ? top_k<N>(a, token, id) : true;
     distinct = __syncthreads_and(distinct);
     if (threadIdx.x == 0) {
         uint32_t one = distinct ? 1 : 0x10001;

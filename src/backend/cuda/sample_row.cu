@@ -76,31 +76,54 @@ struct row {
         __syncthreads();
     }
 
+    /* -inf and others that are not finite, among this thread's. */
+    __device__ __forceinline__ void count_bad(void)
+    {
+        for (int i = threadIdx.x * 4; i < n; i += ROW_THREADS * 4)
+            for (int at = i; at < min(i + 4, n); at++)
+                if (!isfinite(x[at])) atomicAdd(&m.n[x[at] != MINUS_INF], 1);
+    }
+
+    /* The first place of `most` among this thread's. */
+    __device__ __forceinline__ int place_of(float most)
+    {
+        for (int i = threadIdx.x * 4; i < n; i += ROW_THREADS * 4)
+            for (int at = i; at < min(i + 4, n); at++)
+                if (x[at] == most) return first + at;
+        return -1;
+    }
+
+    /* Divides in place; returns this thread's maximum. */
+    __device__ __forceinline__ float scan_own(void)
+    {
+        float most = MINUS_INF;
+        uint32_t size = 0; /* of the largest as a number: not below infinity's if not finite */
+        for (int i = threadIdx.x * 4; i < n; i += ROW_THREADS * 4) {
+            float4 f = *(const float4 *)(x + i);
+            most = fmaxf(most, fmaxf(fmaxf(f.x, f.y), fmaxf(f.z, f.w)));
+            size = max(
+                max(size, __float_as_uint(f.x) & 0x7fffffffu),
+                max(__float_as_uint(f.y) & 0x7fffffffu,
+                    max(__float_as_uint(f.z) & 0x7fffffffu, __float_as_uint(f.w) & 0x7fffffffu)));
+        }
+        if (size >= 0x7f800000u) count_bad();
+        if (!scaled(s)) return most;
+        for (int i = threadIdx.x * 4; i < n; i += ROW_THREADS * 4) {
+            float4 f = *(const float4 *)(x + i);
+            *(float4 *)(x + i) =
+                make_float4(__fdiv_rn(f.x, s.temperature), __fdiv_rn(f.y, s.temperature),
+                            __fdiv_rn(f.z, s.temperature), __fdiv_rn(f.w, s.temperature));
+        }
+        return __fdiv_rn(most, s.temperature); /* division keeps the order */
+    }
+
     /* Divides in place; top, and whether the logits as they came were all finite. */
     __device__ __forceinline__ bool scan(void)
     {
-        bool divide = scaled(s);
-        int n_low = 0, n_bad = 0;
-        struct draw best = {MINUS_INF, n > 0 ? first + min((int)threadIdx.x * 4, n - 1) : -1};
-        for (int i = threadIdx.x * 4; i < n; i += ROW_THREADS * 4) {
-            float4 f = *(const float4 *)(x + i);
-            float v[4] = {f.x, f.y, f.z, f.w};
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                if (!isfinite(v[e]) && i + e < n) {
-                    n_low += v[e] == MINUS_INF;
-                    n_bad += v[e] != MINUS_INF;
-                }
-                if (divide) v[e] = __fdiv_rn(v[e], s.temperature);
-                if (v[e] > best.score) best = {v[e], first + i + e};
-            }
-            if (divide) *(float4 *)(x + i) = make_float4(v[0], v[1], v[2], v[3]);
-        }
-        if (n_low | n_bad) {
-            atomicAdd(&m.n[0], n_low);
-            atomicAdd(&m.n[1], n_bad);
-        }
-        best = block_best<ROW_THREADS>(best, m.room);
+        float most = scan_own();
+        struct draw best = block_best<ROW_THREADS>({most, n > 0 ? 0 : -1}, m.room);
+        int place = n > 0 && most == best.score ? place_of(most) : -1;
+        best = block_best<ROW_THREADS>({most, place}, m.room);
         __syncthreads();
         barrier_cluster_wait(); /* all blocks run */
         if (threadIdx.x < BLOCKS) {
@@ -111,7 +134,7 @@ struct row {
         barrier_cluster_arrive();
         barrier_cluster_wait();
         top = {0.0f, -1};
-        n_low = n_bad = 0;
+        int n_low = 0, n_bad = 0;
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
             top = better(top, m.found[b].best);
@@ -186,20 +209,30 @@ struct row {
         float reach = DRAW ? __expf(top.score - best.score + 1e-3f + 4e-7f * fabsf(top.score) +
                                     4e-7f * fabsf(best.score))
                            : 0.0f;
-        for (int i = threadIdx.x * 4; i < n_padded; i += ROW_THREADS * 4) {
+        uint64_t able = 0; /* bit i: this thread's logit i may win */
+        static_assert(PARTS_MAX * PART / ROW_THREADS <= 64, "a bit a logit");
+        for (int i = threadIdx.x * 4, bit = 0; i < n_padded; i += ROW_THREADS * 4, bit += 4) {
             float4 f = *(const float4 *)(x + i);
             float v[4] = {f.x, f.y, f.z, f.w}, p[4];
             uint64_t at = noise_place(key, first + i);
+            uint32_t here = 0;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 p[e] = exp_cpu<true>(__fsub_rn(v[e], top.score));
                 if (!DRAW) continue;
                 uint32_t bits = (uint32_t)(mix(at + e * NOISE_STEP) >> 32);
                 float least = __uint_as_float(~bits >> 9 | 0x3f800000u) - 1.0f; /* of 1 - u */
-                if (least <= p[e] * reach + 0x1p-30f && p[e] >= s.min_p && v[e] != MINUS_INF)
-                    best = better(best, {__fadd_rn(v[e], gumbel(bits)), first + i + e});
+                if (least <= p[e] * reach + 0x1p-30f && p[e] >= s.min_p) here |= 1u << e;
             }
+            able |= (uint64_t)here << bit;
             *(float4 *)(x + i) = make_float4(p[0], p[1], p[2], p[3]);
+        }
+        for (; able; able &= able - 1) {
+            int bit = __ffsll((long long)able) - 1;
+            int id = first + (bit / 4 * ROW_THREADS + threadIdx.x) * 4 + bit % 4;
+            float v = id < a.vocab ? logit(s, logits(), id) : MINUS_INF;
+            if (v != MINUS_INF)
+                best = better(best, {__fadd_rn(v, gumbel(noise_bits(key, id))), id});
         }
         return best;
     }
