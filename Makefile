@@ -122,7 +122,7 @@ unit: $(TESTS)
 	@set -e; for t in $(TESTS); do t0=$$SECONDS; echo "== $$t"; $(RUN) $$t; echo "== $$((SECONDS - t0)) s"; done
 
 # Those in which threads meet, for SAN=thread.
-TSAN_TESTS := $(addprefix $(OUT)/test/,test_base test_engine test_versions test_updates)
+TSAN_TESTS := $(addprefix $(OUT)/test/,test_base test_engine test_overlap test_versions test_updates)
 tsan-tests: $(TSAN_TESTS)
 tsan-unit: $(TSAN_TESTS)
 	@set -e; for t in $(TSAN_TESTS); do echo "== $$t"; $$t; done
@@ -140,12 +140,17 @@ $(CUDA_BENCHES): $(OUT)/bench/%: bench/%.c $(LIB_A) $(OUT)/flags
 	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIB_A) -Wl,--as-needed $(LIBS)
 cuda-benches: $(CUDA_BENCHES)
 # Tests of the model and the engine, which run on the host or, told so, on the GPU.
-MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine test_routing)
-model-tests: $(MODEL_TESTS)
-check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS) $(MODEL_TESTS))
+MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine test_overlap test_routing test_control)
+UPDATE_TESTS := $(addprefix $(OUT)/test/,test_updates test_session test_quantized_update test_faults)
+model-tests: $(MODEL_TESTS) $(UPDATE_TESTS)
+check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS) $(MODEL_TESTS) $(UPDATE_TESTS) $(OUT)/moult)
 	@[ $(CUDA) = 1 ] || { echo 'check-cuda needs CUDA=1, and that needs nvcc'; exit 1; }
 	@set -e; for t in $(CUDA_TESTS); do echo "== $$t"; $$t; done
 	@set -e; for t in $(MODEL_TESTS); do echo "== $$t, on the GPU"; MOULT_TEST_DEVICE=cuda $$t; done
+	@set -e; for where in device host; do for t in $(UPDATE_TESTS); do echo "== $$t, staged on the $$where"; \
+	    MOULT_TEST_DEVICE=cuda MOULT_TEST_STAGING=$$where $$t; done; done
+	python3 test/server/run.py test_check_gpu test_choice test_plan test_modes test_release
+	@tools/sanitize-cuda $(OUT)/test-cuda
 
 # Small programs that tests drive (oracles in other languages).
 TOOLS   := $(patsubst test/tools/%.c,$(OUT)/tools/%,$(sort $(wildcard test/tools/*.c)))

@@ -283,7 +283,8 @@ int main(int argc, char **argv)
     struct rig g = {.format = format_find(argc > 1 ? argv[1] : "nvfp4")};
     struct err e = {0};
     struct slot_spec *specs;
-    size_t n, work, page, free_bytes;
+    struct cuda_needs needs;
+    size_t n, free_bytes;
     double commit;
     if (g.format == FORMAT_COUNT) fprintf(stderr, "unknown format\n"), exit(2);
     shape(&g.c, argc > 2 ? atoi(argv[2]) : 48);
@@ -303,9 +304,10 @@ int main(int argc, char **argv)
                              .n_kv_pages = MAX_RUNNING * 90,
                              .max_step_tokens = PREFILL,
                              .max_seqs = MAX_RUNNING};
-    must(cuda_model_bytes(&work, &page, &g.c, &o, &e), &e);
+    must(cuda_model_needs(&needs, g.d, &g.c, &o, &e), &e);
+    size_t work = needs.step + needs.partial, page = needs.kv_page;
     must(device_free_bytes(&free_bytes, g.d, &e), &e);
-    size_t left = free_bytes - store_bytes(g.store) - work - ((size_t)4 << 30);
+    size_t left = free_bytes - store_bytes(g.store) - work - ((size_t)3 << 30);
     if (left / page < (size_t)o.n_kv_pages) o.n_kv_pages = (int32_t)(left / page);
     g.pages = o.n_kv_pages;
     must(cuda_model_new(&g.m, &g.c, g.store, g.d, &o, &e), &e);

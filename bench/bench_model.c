@@ -13,7 +13,6 @@
 #include "machine.h"
 #include "random_model.h"
 
-#include <unistd.h>
 
 #define CONTEXT 256 /* tokens each sequence holds before the timed steps */
 #define BATCH   64
@@ -44,7 +43,7 @@ static double timed_step(struct model *m, int n_seqs, int first, int per_seq)
         in[s] = (struct sample_input){.target = -1, .params = &greedy, .position = (uint64_t)(first + per_seq)};
         rows[s] = (struct step_row){n - 1, &in[s], &out[s]};
     }
-    struct step st = {n, ids, pos, seq, n_seqs, seqs, n_seqs, rows};
+    struct step st = {.n_tokens = n, .ids = ids, .pos = pos, .seq = seq, .n_seqs = n_seqs, .seqs = seqs, .n_rows = n_seqs, .rows = rows};
     double t = clock_s();
     model_submit(m, &st);
     CHECK(model_collect(m, &st, NULL) == OK);
@@ -75,7 +74,7 @@ int main(int argc, char **argv)
         if (u) update_free(u);
         mem_free(specs);
     }
-    struct pool *pool = pool_new((int)sysconf(_SC_NPROCESSORS_ONLN));
+    struct pool *pool = pool_new(pool_cpus());
     if (rc == OK) rc = model_new(&m, &c, store, pool, BATCH * 32, KV_BF16, 2048, NULL, &e);
     if (rc != OK) {
         fprintf(stderr, "bench_model: %s\n", e.msg);

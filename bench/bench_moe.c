@@ -15,7 +15,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 enum { EXPERTS = 128, HIDDEN = 2048, INNER = 768, TOP_K = 8, TOKENS_MAX = 4096 };
 enum { PANELS = 4, COLS = PANELS * 16, ROWS = GEMM_ROWS };
@@ -224,7 +223,7 @@ int main(int argc, char **argv)
 {
     const char *isa = NULL, *only = NULL, *tokens = NULL;
     bool cpu = false;
-    int threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int threads = pool_cpus();
     for (int i = 1; i + 1 < argc; i += 2)
         if (strcmp(argv[i], "--isa") == 0)
             isa = argv[i + 1];

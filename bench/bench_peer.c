@@ -105,7 +105,7 @@ static double run(struct model *m, int first, int n, bool cpu)
         pages[i] = i;
     for (int i = 0; i < n; i++)
         ids[i] = (int32_t)(mix((uint64_t)(first + i)) % 2000), pos[i] = first + i;
-    struct step st = {n, ids, pos, seq, 1, &s, 1, &row};
+    struct step st = {.n_tokens = n, .ids = ids, .pos = pos, .seq = seq, .n_seqs = 1, .seqs = &s, .n_rows = 1, .rows = &row};
     struct err e = {0};
     double t = machine_now(cpu);
     model_submit(m, &st);

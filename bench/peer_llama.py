@@ -42,7 +42,19 @@ def tensor(rng, rows, cols, kind):
     return x
 
 
-def write_gguf(path, layers, kind):
+class Repeated:
+    """One expert's bytes as all experts' tensor, which a full model's memory would not hold."""
+
+    def __init__(self, one):
+        self.one, self.shape, self.dtype = one, (EXPERTS, *one.shape), one.dtype
+        self.nbytes = EXPERTS * one.nbytes
+
+    def tofile(self, f):
+        for _ in range(EXPERTS):
+            self.one.tofile(f)
+
+
+def write_gguf(path, layers, kind, vocab=VOCAB):
     rng = np.random.default_rng(1)
     w = gguf.GGUFWriter(path, "qwen3moe")
     w.add_name("random")
@@ -59,21 +71,20 @@ def write_gguf(path, layers, kind):
     w.add_rope_freq_base(1e6)
     w.add_expert_count(EXPERTS)
     w.add_expert_used_count(TOP_K)
-    w.add_vocab_size(VOCAB)
+    w.add_vocab_size(vocab)
     w.add_tokenizer_model("none")
 
     def add(name, rows, cols, k):
         w.add_tensor(name, tensor(rng, rows, cols, k), raw_dtype=k if k != Q.F32 else None)
 
     def add_experts(name, rows, cols):
-        one = tensor(rng, rows, cols, kind)
-        w.add_tensor(name, np.broadcast_to(one, (EXPERTS, *one.shape)).copy(), raw_dtype=kind)
+        w.add_tensor(name, Repeated(tensor(rng, rows, cols, kind)), raw_dtype=kind)
 
     def ones(name, n):
         w.add_tensor(name, np.ones(n, np.float32))
 
-    add("token_embd.weight", VOCAB, HIDDEN, Q.F32)
-    add("output.weight", VOCAB, HIDDEN, Q.F16)
+    add("token_embd.weight", vocab, HIDDEN, Q.F16 if vocab > VOCAB else Q.F32)
+    add("output.weight", vocab, HIDDEN, Q.F16)
     ones("output_norm.weight", HIDDEN)
     for i in range(layers):
         b = f"blk.{i}."

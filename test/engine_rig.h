@@ -1,4 +1,5 @@
-/* engine_rig.h - an engine on the models of the repository, and requests for it.  After cmocka.h. */
+/* engine_rig.h - an engine on the models of the repository, and requests for it.  After cmocka.h.
+ * MOULT_TEST_OVERLAP=1: with a step in flight while the host works, whatever the model (engine.h, Overlap). */
 #ifndef TEST_ENGINE_RIG_H
 #define TEST_ENGINE_RIG_H
 
@@ -8,6 +9,7 @@
 #include "engine/engine.h"
 #include "weight/update.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -22,6 +24,8 @@ struct rig {
     struct model *model;
     struct engine *e;
     const char *isa; /* NULL: best */
+    struct model *outer; /* NULL, or what the engine gets in the model's place: made by `wrap` */
+    struct model *(*wrap)(struct model *inner);
 };
 
 static inline void rig_open(struct rig *g, const char *dir, struct engine_options o)
@@ -35,6 +39,7 @@ static inline void rig_open(struct rig *g, const char *dir, struct engine_option
     assert_int_equal(config_load(&g->c, dir, &e), OK);
     assert_int_equal(model_specs(&g->c, &specs, &n, &e), OK);
     assert_int_equal(store_new(&g->store, specs, n, g->t.memory, &e), OK);
+    test_device_stage(&g->t, g->store);
     mem_free(specs);
     assert_int_equal(update_begin(&u, g->store, &e), OK);
     assert_int_equal(update_stage_dir(u, dir, 2, &pr, &e), OK);
@@ -47,9 +52,12 @@ static inline void rig_open(struct rig *g, const char *dir, struct engine_option
     if (!o.max_step_tokens) o.max_step_tokens = 256;
     assert_int_equal(test_model_new(&g->t, &g->model, &g->c, g->store, g->pool, o.n_kv_pages, KV_BF16,
                                o.max_step_tokens, g->isa, &e), OK);
+    const char *overlap = getenv("MOULT_TEST_OVERLAP"); /* set: the host is a step behind, with any model */
+    if (overlap && o.overlap == OVERLAP_AUTO) o.overlap = OVERLAP_ON;
     o.config = &g->c;
     o.store = g->store;
-    o.model = g->model;
+    g->outer = g->wrap ? g->wrap(g->model) : NULL;
+    o.model = g->outer ? g->outer : g->model;
     o.context_len = 4096;
     o.weight_version = "v0";
     assert_int_equal(engine_new(&g->e, &o, &e), OK);

@@ -1,8 +1,14 @@
-/* folder_store.h - a store that holds the weights of a model folder, as serve would load it. */
+/*
+ * folder_store.h - a store that holds the weights of a model folder, as serve would load it.
+ *
+ * In the host's memory, or, with MOULT_TEST_DEVICE=cuda, a GPU's (device.h); folder_store_free frees
+ * that too.
+ */
 #ifndef TEST_FOLDER_STORE_H
 #define TEST_FOLDER_STORE_H
 
 #include "base/mem.h"
+#include "device.h"
 #include "model/model.h"
 #include "weight/plan.h"
 #include "weight/update.h"
@@ -45,10 +51,39 @@ static inline err_t folder_store_in(struct store **out, struct config *c, const 
     return rc;
 }
 
+enum { FOLDER_STORES = 16 };
+static struct folder_device {
+    struct store *s;
+    struct test_device t;
+} folder_devices[FOLDER_STORES];
+
 static inline err_t folder_store(struct store **out, struct config *c, const char *dir,
                                  format_t encode, struct err *e)
 {
-    return folder_store_in(out, c, dir, encode, memory_host, e);
+    struct folder_device *at = folder_devices;
+    if (!test_on_gpu()) return folder_store_in(out, c, dir, encode, memory_host, e);
+    while (at->s)
+        at++;
+    CHECK(at < folder_devices + FOLDER_STORES);
+    test_device_open(&at->t);
+    err_t rc = folder_store_in(&at->s, c, dir, encode, at->t.memory, e);
+    if (rc != OK) {
+        test_device_close(&at->t);
+        return rc;
+    }
+    test_device_stage(&at->t, at->s);
+    *out = at->s;
+    return OK;
+}
+
+static inline void folder_store_free(struct store *s)
+{
+    store_free(s);
+    for (int i = 0; s && i < FOLDER_STORES; i++)
+        if (folder_devices[i].s == s) {
+            test_device_close(&folder_devices[i].t);
+            folder_devices[i].s = NULL;
+        }
 }
 
 #endif

@@ -190,7 +190,7 @@ class Model(torch.nn.Module):
         mask = torch.ones(n, n, dtype=torch.bool).tril()
         return lambda i, q, k, v: pack.flat(self.attend(pack.pad(q), pack.pad(k), pack.pad(v), mask))
 
-    def logprobs(self, rows, starts=None, routes=None, seen=None):
+    def logprobs(self, rows, starts=None, routes=None, seen=None, temperature=1.0):
         """Of the tokens starts[r].. of each row (1.. without starts), one line: [sum of n - start].  `seen`, a
         list, gets the experts used: [sum of n - 1, layers, top_k]."""
         pack = Pack([r[:-1] for r in rows])
@@ -201,7 +201,7 @@ class Model(torch.nn.Module):
         wanted = pack.position >= torch.repeat_interleave(first, pack.lengths)
         target = torch.cat([torch.as_tensor(r[s:], dtype=torch.long) for r, s in zip(rows, starts)])
         logits = F.linear(h[wanted], self.read(self.head))
-        return logits.log_softmax(-1).gather(1, target[:, None])[:, 0]
+        return (logits / temperature).log_softmax(-1).gather(1, target[:, None])[:, 0]
 
     @torch.no_grad()
     def greedy(self, prompts, most, stops):

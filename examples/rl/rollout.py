@@ -51,9 +51,9 @@ class Client:
                                            "sampling_params": {"max_new_tokens": 0}})
         return [[t[1] for t in x["meta_info"]["input_token_logprobs"]] for x in r]
 
-    def sample(self, prompts, n, most, seed, routes=False):
-        """n Samples of each prompt at temperature 1, prompt by prompt."""
-        params = [{"n": n, "temperature": 1.0, "max_new_tokens": most, "sampling_seed": seed * 1000003 + i}
+    def sample(self, prompts, n, most, seed, routes=False, temperature=1.0):
+        """n Samples of each prompt, prompt by prompt; log-probabilities are those at this temperature."""
+        params = [{"n": n, "temperature": temperature, "max_new_tokens": most, "sampling_seed": seed * 1000003 + i}
                   for i in range(len(prompts))]
         body = {"input_ids": prompts, "return_logprob": True, "sampling_params": params}
         if routes:

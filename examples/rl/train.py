@@ -2,7 +2,7 @@
 
     python3 examples/rl/train.py --out /tmp/rl          # README.md says what comes out
 
-A step: the server samples `--group` answers to each of `--prompts` problems at temperature 1; a right
+A step: the server samples `--group` answers to each of `--prompts` problems; a right
 answer earns 1; its advantage is the reward less the group's mean, over the group's deviation.  Groups
 that are all right or all wrong say nothing and are left out.  The objective is PPO's clipped one on the
 ratio of the trainer's probability to the one that the server reported, so that it also corrects for
@@ -12,6 +12,7 @@ loads them in place, under the next weight version.
 Mismatch is taken on the first minibatch, when both sides hold the same weights.
 """
 import argparse
+import copy
 import json
 import os
 import random
@@ -42,9 +43,11 @@ def options():
     p.add_argument("--group", type=int, default=8, help="answers to a problem")
     p.add_argument("--minibatches", type=int, default=4, help="optimizer steps a step")
     p.add_argument("--most", type=int, default=160, help="new tokens of an answer")
+    p.add_argument("--temperature", type=float, default=0.6, help="of the answers, in both programs")
     p.add_argument("--lr", type=float, default=5e-5)
     p.add_argument("--warmup", type=int, default=4, help="optimizer steps until the learning rate is whole")
     p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.28), help="below and above 1")
+    p.add_argument("--average", type=float, default=0.97, help="decay an optimizer step of the average that is evaluated")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--eval-every", type=int, default=20, help="steps; also before the first and after the last")
     p.add_argument("--questions", type=int, default=1209, help="held-out questions of an evaluation")
@@ -90,6 +93,7 @@ class Trainer:
         self.model.rounded = True
         self.adam = torch.optim.Adam(self.model.parameters(), lr=o.lr, betas=(0.9, 0.95), eps=1e-7)
         self.updates = 0
+        self.average = copy.deepcopy(self.model)
 
     def routes(self, samples):
         c = self.model.c
@@ -99,7 +103,7 @@ class Trainer:
     def batch(self, samples, replay):
         """The trainer's log-probabilities of all answers' tokens, in one line."""
         return self.model.logprobs([s.ids for s in samples], [len(s.prompt) for s in samples],
-                                   self.routes(samples) if replay else None)
+                                   self.routes(samples) if replay else None, temperature=self.o.temperature)
 
     def minibatch(self, samples, advantages, report):
         """One optimizer step, in parts of like lengths; fills the report if there is one."""
@@ -132,11 +136,15 @@ class Trainer:
         self.adam.param_groups[0]["lr"] = self.o.lr * min(1, self.updates / self.o.warmup)
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for a, p in zip(self.average.parameters(), self.model.parameters()):
+                a.lerp_(p, 1 - self.o.average)
 
     def step(self, number, rows):
         o, report = self.o, {"step": number}
         prompts = self.client.ids([PROMPT.format(p["question"]) for p in rows])
-        groups = self.client.sample(prompts, o.group, o.most, o.seed * 100000 + number, o.replay != "off")
+        groups = self.client.sample(prompts, o.group, o.most, o.seed * 100000 + number, o.replay != "off",
+                                    o.temperature)
         samples, advantages, rewards = [], [], []
         for group, p in zip(groups, rows):
             if any(s.version != str(number) for s in group):
@@ -166,6 +174,17 @@ class Trainer:
         return {"stage_s": r.get("stage_s"), "swap_s": r.get("swap_s")}
 
 
+    def evaluate(self, number, rows):
+        """Greedy accuracy of the averaged weights, and of the last ones, which are served again afterwards."""
+        report = {"step": number, "questions": len(rows), "accuracy_last": self.client.accuracy(rows)}
+        folder = os.path.join(self.o.out, "average")
+        self.average.save(folder, like=self.o.model)
+        self.client.update(folder, f"{number}-average")
+        report["accuracy"] = self.client.accuracy(rows)
+        self.client.update(os.path.join(self.o.out, f"step-{number}") if number else self.o.model, str(number))
+        return report
+
+
 def run(o, client):
     rows = held_out(o.held_out)
     stream = Stream(o.seed, [p["question"] for p in rows])
@@ -183,9 +202,9 @@ def run(o, client):
     client.update(o.model, "0")
     for number in range(o.steps + 1):
         if number % o.eval_every == 0 or number == o.steps:
-            accuracy = client.accuracy(rows[:o.questions])
-            say({"step": number, "accuracy": accuracy, "questions": min(o.questions, len(rows))})
-            if number == o.steps or o.target and accuracy >= o.target:
+            report = trainer.evaluate(number, rows[:o.questions])
+            say(report)
+            if number == o.steps or o.target and report["accuracy"] >= o.target:
                 break
         report = trainer.step(number, stream.take(o.prompts))
         report.update(trainer.publish(number + 1))

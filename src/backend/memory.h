@@ -29,6 +29,9 @@ struct resident {
     uint64_t rows, cols;
 };
 
+/* Where an update's weights wait for their commit; off: nowhere, it is read again into place. */
+enum staging_mode { STAGING_DEVICE, STAGING_HOST, STAGING_OFF };
+
 struct memory {
     const struct memory_ops *ops;
     void *ctx;
@@ -37,7 +40,7 @@ struct memory {
 struct memory_ops {
     /* Bytes of a slot; false when they overflow. */
     bool (*bytes)(size_t *out, const struct resident *r);
-    /* A zeroed arena, NULL without memory. */
+    /* An arena; what no put of a slot writes is zero in it.  NULL without memory. */
     void *(*alloc)(void *ctx, size_t bytes);
     void (*free)(void *ctx, void *arena, size_t bytes);
     /* Canonical rows of a part into, or out of, a slot at address `at` of an arena.  Plain and f32

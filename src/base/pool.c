@@ -2,8 +2,10 @@
 
 #include "base/mem.h"
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <unistd.h>
 
 /*
  * A job is published and withdrawn under the lock: fn is NULL between jobs, so a worker that wakes
@@ -35,6 +37,7 @@ static void *worker(void *arg)
 {
     struct pool *p = arg;
     uint64_t seen = 0;
+    (void)pthread_setname_np(pthread_self(), "compute");
     pthread_mutex_lock(&p->lock);
     for (;;) {
         while (!p->stop && (p->generation == seen || !p->fn))
@@ -82,6 +85,15 @@ void pool_free(struct pool *p)
     pthread_mutex_destroy(&p->lock);
     mem_free(p->threads);
     mem_free(p);
+}
+
+int pool_cpus(void)
+{
+    cpu_set_t set;
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    /* More CPUs than a cpu_set_t holds: all of them. */
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return online > 1 ? (int)online : 1;
+    return CPU_COUNT(&set);
 }
 
 int pool_threads(const struct pool *p)

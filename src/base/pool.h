@@ -16,6 +16,8 @@ typedef void pool_fn(void *arg, int i);
 struct pool *pool_new(int n_threads); /* counting the caller; at least 1 */
 void pool_free(struct pool *p);
 int pool_threads(const struct pool *p);
+/* CPUs that this process may use (its affinity: taskset, cpusets of containers), at least 1. */
+int pool_cpus(void);
 void pool_run(struct pool *p, pool_fn *fn, void *arg, int n);
 
 #endif

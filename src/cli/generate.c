@@ -44,7 +44,7 @@ static const struct opt generate_opts[] = {
     {"context-length", NULL, OPT_HONOURED, OPT_INT, AT(context_length), NULL, 1, 1 << 30, NULL,
      "tokens [the model's]", NULL},
     {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL,
-     "compute threads [online CPUs]", NULL},
+     "compute threads [CPUs it may use]", NULL},
     {"quantization", NULL, OPT_HONOURED, OPT_STRING, AT(quantization), NULL, 0, 0, NULL,
      "format that BF16 projections get while they are loaded [as stored]", NULL},
     {"dummy", NULL, OPT_HONOURED, OPT_FLAG, AT(dummy), NULL, 0, 0, NULL,

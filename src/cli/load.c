@@ -3,6 +3,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/pages.h"
+#include "base/pool.h"
 #include "cli/formats.h"
 #include "cli/load_device.h"
 #include "engine/routing.h"
@@ -15,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define KV_DEFAULT_MAX  ((size_t)8 << 30)
 #define STEP_TOKENS_MAX 8192
@@ -72,18 +72,10 @@ static bool is(const char *what, const char *name)
     return strcmp(what, name) == 0;
 }
 
-/* A second generation of weights must fit beside the first and KV; without being told, KV comes first. */
+/* On the CPU: a second generation of weights must fit beside the first and KV; without being told, KV comes first. */
 static err_t plan_staging(struct loaded *l, const struct load_options *o, struct err *e)
 {
     const char *want = o->update_staging ? o->update_staging : "auto";
-    l->staging = STAGING_DEVICE;
-    if (l->device) {
-        if (is(want, "auto") || is(want, "device")) return OK;
-        return err_set(e, ERR_UNSUPPORTED,
-                       "--update-staging %s: on a GPU updates are staged in its own memory (device); "
-                       "the copy from host memory into place is not implemented",
-                       want);
-    }
     if (is(want, "device"))
         return err_set(e, ERR_INPUT, "--update-staging device: there is no GPU; host or off");
     size_t need = 2 * l->weight_bytes + (size_t)l->n_pages * l->page_bytes;
@@ -209,6 +201,7 @@ static err_t make_store(struct loaded *l, const struct load_options *o, struct e
     err_t rc = model_specs(&l->config, &specs, &n, e);
     if (rc != OK) return rc;
     rc = o->dummy ? plan_dummy(l, o, specs, n, e) : plan_weights(l, o, specs, n, e);
+    if (rc == OK) rc = load_device_choose(l, o, specs, e);
     if (rc == OK) rc = store_new(&l->store, specs, n, load_device_memory(l), e);
     mem_free(specs);
     if (rc == OK) l->weight_bytes = store_bytes(l->store);
@@ -220,7 +213,6 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
     if (o->progress) o->progress(o->ctx, 0, "reading config and tokenizer");
     err_t rc = checkpoint_find(&l->dir, o->model, e);
     if (rc == OK) rc = config_load(&l->config, l->dir, e);
-    if (rc == OK) rc = load_device_open(l, o->device, e);
     if (rc == OK) rc = make_store(l, o, e);
     if (rc == OK) rc = load_text(l, o, e);
     if (rc != OK) return rc;
@@ -230,14 +222,14 @@ err_t load_headers(struct loaded *l, const struct load_options *o, struct err *e
                        "(max_position_embeddings)",
                        o->context_len, l->config.max_positions);
     l->context_len = o->context_len > 0 ? (int32_t)o->context_len : l->config.max_positions;
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    l->n_threads = o->threads > 0 ? (int)o->threads : cpus > 0 ? (int)cpus : 1;
+    l->n_threads = o->threads > 0 ? (int)o->threads : pool_cpus();
     int64_t step = o->chunk > 0 ? o->chunk : STEP_TOKENS_MAX;
     if (step < o->max_running)
         step = o->max_running; /* every running request decodes in one step */
     l->max_step_tokens = (int32_t)step;
     if (o->keep_experts) l->expert_bytes = routing_row_bytes(&l->config) * KV_PAGE;
-    rc = l->device ? load_device_plan(l, o, e) : plan_kv(l, o, e);
+    if (l->device) return load_device_plan(l, o, e);
+    rc = plan_kv(l, o, e);
     return rc == OK ? plan_staging(l, o, e) : rc;
 }
 
@@ -336,6 +328,7 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .context_len = l->context_len,
         .no_prefix_cache = o->no_prefix_cache,
         .keep_experts = o->keep_experts,
+        .overlap = o->no_overlap ? OVERLAP_OFF : OVERLAP_AUTO,
         .retract_every = (int32_t)o->retract_every,
         .weight_version = o->weight_version ? o->weight_version : "default",
         .model_path = o->model,

@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "format/act.h"
 #include "model/config.h"
+#include "model/cuda/cuda.h"
 #include "model/model.h"
 #include "text/tokenizer.h"
 #include "weight/store.h"
@@ -33,10 +34,11 @@ struct load_options {
     int64_t max_total_tokens; /* KV tokens; 0: by memory */
     double mem_fraction;      /* of all memory for weights and KV; 0: the default rule */
     int64_t chunk;            /* prefill tokens a step; <= 0: the most a step takes */
-    int64_t threads;          /* 0: online CPUs */
+    int64_t threads;          /* 0: pool_cpus() */
     const char *isa;          /* NULL: the best */
     const char *device;       /* NULL or "auto": a GPU if there is one; "cpu", "cuda" */
     bool no_graphs;           /* GPU: launch every kernel of every step */
+    bool no_overlap;          /* GPU: make no step before the last one's tokens are known */
     kv_type_t kv;
     bool dummy;               /* random weights; the folder needs none */
     const char *quantization; /* NULL: as stored; see load_quantization */
@@ -51,9 +53,6 @@ struct load_options {
     void (*progress)(void *ctx, float part, const char *stage); /* NULL, or called while loading */
     void *ctx;
 };
-
-/* Where an update's weights wait for their commit. */
-enum staging { STAGING_DEVICE, STAGING_HOST, STAGING_OFF };
 
 struct loaded {
     char *dir;
@@ -70,12 +69,14 @@ struct loaded {
     int32_t n_pages, max_step_tokens;
     int n_threads;
     size_t available; /* when planned */
-    enum staging staging;
+    enum staging_mode staging;
     double read_s; /* what reading the weights took */
 
     struct device *device; /* NULL: the CPU */
     struct weights *device_weights;
-    size_t device_bytes, work_bytes; /* the device's memory; a step's buffers on it */
+    size_t device_bytes; /* of its memory */
+    struct cuda_needs needs;
+    int64_t staging_tokens; /* KV that staging on the device costs */
     struct store *store;
     struct pool *pool;
     struct model *model;

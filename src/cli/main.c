@@ -41,6 +41,8 @@ static const struct command commands[] = {
     {"quantize", cmd_quantize, "write a model in another weight format", &quantize_command},
     {"inspect", cmd_inspect, "say what a model folder holds and what is odd about it",
      &inspect_command},
+    {"check-gpu", cmd_check_gpu, "say what GPU there is and whether it computes as the kernels need",
+     &check_gpu_command},
     {"bench", cmd_bench, "measure a running server", &gsm8k_command},
     {"replay", cmd_replay, "send recorded requests again and compare the answers", &replay_command},
     {"version", cmd_version, "print the version", NULL},

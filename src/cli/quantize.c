@@ -3,6 +3,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/newdir.h"
+#include "base/pool.h"
 #include "cli/commands.h"
 #include "cli/quantize_folder.h"
 #include "cli/quantize_run.h"
@@ -41,7 +42,7 @@ static const struct opt quantize_opts[] = {
      "quantize the head too", NULL},
     {"requantize", NULL, OPT_HONOURED, OPT_FLAG, AT(request.requantize), NULL, 0, 0, NULL,
      "SRC may be quantized itself; a weight in the wanted format keeps its codes", NULL},
-    {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL, "[online CPUs]",
+    {"threads", NULL, OPT_HONOURED, OPT_INT, AT(threads), NULL, 1, 1024, NULL, "[CPUs it may use]",
      NULL},
     {"max-shard-gb", NULL, OPT_HONOURED, OPT_REAL, AT(shard_gb), "5", 1e-6, 1e6, NULL,
      "largest weight file, in 10^9 bytes", NULL},
@@ -108,8 +109,7 @@ static err_t write_weights(struct newdir *d, const struct quantize_plan *p, cons
     struct st_writer *w = NULL;
     err_t rc = st_writer_open(&w, d->temp, p->outs, p->n_outs, (uint64_t)(a->shard_gb * 1e9), e);
     if (rc != OK) return rc;
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    struct pool *pool = pool_new(a->threads ? (int)a->threads : (int)cpus);
+    struct pool *pool = pool_new(a->threads ? (int)a->threads : pool_cpus());
     struct quantize_progress progress = {isatty(2) ? draw : NULL, stop, bar};
     rc = quantize_run(p, w, pool, &progress, e);
     if (bar->drawn) fputc('\n', stderr);

@@ -62,6 +62,7 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
         .isa = a->isa,
         .device = a->device,
         .no_graphs = a->no_graphs,
+        .no_overlap = a->no_overlap,
         .kv = strcmp(a->kv_dtype, "fp8_e4m3") == 0 ? KV_E4M3 : KV_BF16,
         .dummy = strcmp(a->load_format, "dummy") == 0,
         .quantization = a->quantization,

@@ -17,7 +17,7 @@ struct serve_args {
     double mem_fraction, watchdog_s, drain_s, update_drain_s;
     const char *update_in_flight;
     bool ready_after_update;
-    bool no_graphs, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
+    bool no_graphs, no_overlap, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
     bool deterministic, metrics, keep_experts, log_requests, cache_report, memory_saver, weights_backup;
     const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config, *record;
     struct opt_strings allowed_paths;

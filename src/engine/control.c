@@ -130,19 +130,25 @@ static bool past(int64_t t)
     return t != 0 && clock_ns() >= t;
 }
 
-static bool commit_due(struct engine *e)
+/* Whether what runs is let end before the commit. */
+static bool drains(const struct engine *e)
+{
+    return !e->paused && !memory_held(e) && e->commit->options->in_flight == IN_FLIGHT_DRAIN;
+}
+
+static bool commit_due(const struct engine *e)
 {
     if (!e->commit) return false;
-    if (e->paused || memory_held(e) || e->commit->options->in_flight != IN_FLIGHT_DRAIN) return true;
-    if (past(e->commit->t_end)) sched_retract_all(&e->s);
-    else if (e->s.n_running > 0 || sched_first(&e->s)) return false;
-    return true;
+    if (!drains(e) || past(e->commit->t_end)) return true;
+    return e->s.n_running == 0 && !sched_first(&e->s);
 }
 
 static void commit_now(struct engine *e)
 {
     struct err err = {0};
     struct msg *m = e->commit;
+    step_drain(e);
+    if (drains(e)) sched_retract_all(&e->s); /* it took too long */
     e->commit = NULL;
     e->s.draining = false;
     err_t rc = engine_version_check(e, m->options, &err); /* nor may it have done in the drain */
@@ -164,6 +170,7 @@ void control_turn(struct engine *e)
     bool idle = e->s.n_running == 0;
     if (!idle && !past(f->t_end)) return;
     e->flush = NULL;
+    step_drain(e);
     if (idle) radix_clear(e->s.tree);
     engine_answer(e, f, idle ? OK : ERR_STATE,
                   e->paused ? "the cache cannot be flushed: requests paused in place hold KV; continue, abort or retract them"

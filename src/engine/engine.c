@@ -1,12 +1,11 @@
 #include "engine/internal.h"
 
-#include "engine/constrain.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include <stdio.h>
 #include <string.h>
 
-static void post(struct engine *e, struct msg *m) /* lock held */
+void engine_post(struct engine *e, struct msg *m)
 {
     m->next = NULL;
     if (e->last) e->last->next = m;
@@ -70,7 +69,7 @@ err_t engine_call(struct engine *e, struct msg *m, struct err *err)
     }
     e->blocking++;
     m->t_sent = clock_ns();
-    post(e, m);
+    engine_post(e, m);
     while (!m->answered) pthread_cond_wait(&e->answer, &e->lock);
     e->blocking--;
     pthread_cond_broadcast(&e->answer);
@@ -78,7 +77,7 @@ err_t engine_call(struct engine *e, struct msg *m, struct err *err)
     return m->rc == OK ? OK : err_set(err, m->rc, "%s", m->err.msg);
 }
 
-static void seq_free(struct seq *q)
+void engine_seq_free(struct seq *q)
 {
     if (!q) return;
     output_release(q);
@@ -93,7 +92,7 @@ static bool take_experts(const struct engine *e, const struct seq *q)
 {
     struct request *r = q->r;
     int32_t end = r->n_prompt + r->n_output - 1;
-    if (!e->routing || !r->want_experts || q->computed < end) return true;
+    if (!e->routing || !r->want_experts || q->ready < end) return true;
     int32_t n = end > r->experts_start ? end - r->experts_start : 0;
     uint8_t *rows = n ? routing_rows(e->routing, q->pages, r->experts_start, end) : NULL;
     if (n && !rows) return false;
@@ -109,6 +108,7 @@ void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, cons
 {
     struct request *r = q->r;
     char version[sizeof(r->weight_version)];
+    flight_leave(q);
     if (q->queued) sched_unqueue(&e->s, q);
     else if (f != FINISH_ABORT) sched_share(&e->s, q);
     if (!take_experts(e, q) && f != FINISH_ABORT) {
@@ -136,7 +136,7 @@ void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, cons
     r->seq = NULL;
     r->done = true;
     pthread_mutex_unlock(&r->lock);
-    seq_free(q);
+    engine_seq_free(q);
     if (r->notify) r->notify(r->ctx);
     request_unref(r);
 }
@@ -227,10 +227,14 @@ static bool take_inbox(struct engine *e, bool busy)
     pthread_mutex_unlock(&e->lock);
     while (m) {
         struct msg *next = m->next;
+        if (m->kind != MSG_SUBMIT) step_drain(e);
         handle(e, m);
         m = next;
     }
-    if (late || (stopping && (e->paused || memory_held(e)))) engine_abort_where(e, NULL, NULL);
+    if (late || (stopping && (e->paused || memory_held(e)))) {
+        step_drain(e);
+        engine_abort_where(e, NULL, NULL);
+    }
     control_turn(e);
     updates_refuse_work(e); /* what was on its way when they were lost */
     return !(stopping && e->s.n_running == 0 && e->s.n_waiting == 0);
@@ -240,10 +244,12 @@ static void *engine_main(void *arg)
 {
     struct engine *e = arg;
     bool busy = false;
+    (void)pthread_setname_np(pthread_self(), "engine"); /* for top and perf */
     while (take_inbox(e, busy)) {
         busy = !e->paused && !memory_held(e) && (step_run(e) || e->s.n_waiting > 0);
         publish(e);
     }
+    step_drain(e); /* of requests that have ended */
     publish(e);
     return NULL;
 }
@@ -255,7 +261,8 @@ static void clear_page(void *ctx, int32_t page)
 
 static void release(struct engine *e)
 {
-    step_release(e);
+    for (int i = 0; i < 2; i++) flight_free(&e->flights[i]);
+    mem_free(e->load.counts);
     mem_free(e->profile.records);
     radix_free(e->s.tree);
     pages_free(e->s.pages);
@@ -284,7 +291,9 @@ static err_t init_sched(struct engine *e, struct err *err)
     if (!e->s.tree || !e->s.running)
         return err_set(err, ERR_NOMEM, "no memory for %d KV pages", o->n_kv_pages);
     err_t rc = o->keep_experts ? routing_new(&e->routing, o->config, o->n_kv_pages, err) : OK;
-    return rc == OK ? step_buffers(e, err) : rc;
+    e->overlap = o->overlap == OVERLAP_ON || (o->overlap == OVERLAP_AUTO && (model_can(o->model) & MODEL_ASYNC));
+    for (int i = 0; rc == OK && i < (e->overlap ? 2 : 1); i++) rc = flight_new(&e->flights[i], o, err);
+    return rc;
 }
 
 err_t engine_new(struct engine **out, const struct engine_options *o, struct err *err)
@@ -381,7 +390,7 @@ static void post_abort(struct engine *e, char *prefix, struct request *r)
     m->prefix = prefix;
     m->r = r;
     pthread_mutex_lock(&e->lock);
-    post(e, m);
+    engine_post(e, m);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -428,128 +437,4 @@ void engine_weight_version(struct engine *e, char *out, size_t n)
 void engine_model_path(struct engine *e, char *out, size_t n)
 {
     copy_name(e, &e->model_path, out, n);
-}
-
-/* ---- submit ---- */
-
-/* What only some models do. */
-static err_t check_asked(const struct engine *e, const struct request *r, struct err *err)
-{
-    const struct {
-        const char *name;
-        bool wanted;
-        unsigned needs;
-    } rows[] = {{"routed_experts", r->n_forced > 0, MODEL_FORCED},
-                {"token_ids_logprob", r->n_of > 0, MODEL_OF},
-                {"return_top_p_token_ids", r->want_kept, MODEL_KEPT}};
-    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
-        if (rows[i].wanted && !(model_can(e->o.model) & rows[i].needs))
-            return err_set(err, ERR_INPUT, "%s: not offered with this model on %s", rows[i].name,
-                           model_isa(e->o.model));
-    for (int32_t i = 0; i < r->n_of; i++)
-        if (r->of[i] < 0 || r->of[i] >= e->o.config->vocab_size)
-            return err_set(err, ERR_INPUT, "token_ids_logprob[%d]: %d is not in [0, %d)", i, r->of[i],
-                           e->o.config->vocab_size);
-    return OK;
-}
-
-static err_t check_request(const struct engine *e, const struct request *r, struct err *err)
-{
-    if (r->n_prompt < 1) return err_set(err, ERR_INPUT, "input_ids: the prompt is empty");
-    for (int32_t i = 0; i < r->n_prompt; i++)
-        if (r->prompt[i] < 0 || r->prompt[i] >= e->o.config->vocab_size)
-            return err_set(err, ERR_INPUT, "input_ids[%d]: %d is not in [0, %d)", i, r->prompt[i],
-                           e->o.config->vocab_size);
-    if (r->max_new_tokens < 0)
-        return err_set(err, ERR_INPUT, "max_new_tokens: %d is negative", r->max_new_tokens);
-    if (r->logprob_start > r->n_prompt || r->n_top < 0 || r->n_top > SAMPLE_MAX_TOP)
-        return err_set(err, ERR_INPUT, "logprob_start_len %d or top logprobs %d out of range",
-                       r->logprob_start, r->n_top);
-    if (sched_room(&e->s, r->n_prompt) < 0 ||
-        (e->o.context_len > 0 && r->n_prompt > e->o.context_len))
-        return err_set(err, ERR_INPUT,
-                       "the prompt of %d tokens can never fit: the KV pool holds %lld tokens, the "
-                       "context %d",
-                       r->n_prompt, (long long)e->o.n_kv_pages * KV_PAGE, e->o.context_len);
-    if (r->experts_start < 0 || r->experts_start > r->n_prompt || r->n_forced < 0 || r->n_forced > r->n_prompt)
-        return err_set(err, ERR_INPUT, "experts from %d on, or given for %d tokens: the prompt has %d",
-                       r->experts_start, r->n_forced, r->n_prompt);
-    if (!e->o.tokenizer && r->n_stops + r->n_regexes > 0)
-        return err_set(err, ERR_INPUT, "stop: stop strings need a tokenizer");
-    if (r->grammar && e->o.config->n_eos + r->n_stop_ids == 0)
-        return err_set(err, ERR_INPUT, "a grammar needs an end token, and the model names none");
-    return check_asked(e, r, err);
-}
-
-static bool fill_seq(const struct engine *e, struct seq *q, struct request *r)
-{
-    q->r = r;
-    q->n_ids = q->n_prompt = r->n_prompt;
-    q->cap_ids = r->n_prompt + 16;
-    q->ids = mem_try_array((size_t)q->cap_ids, sizeof(int32_t));
-    if (!q->ids) return false;
-    memcpy(q->ids, r->prompt, (size_t)r->n_prompt * sizeof(int32_t));
-    int64_t room = sched_room(&e->s, r->n_prompt);
-    if (e->o.context_len > 0 && room > e->o.context_len - r->n_prompt)
-        room = e->o.context_len - r->n_prompt;
-    q->max_new = r->max_new_tokens < room ? r->max_new_tokens : (int32_t)room;
-    q->next_score = r->n_prompt;
-    if (r->logprob_start >= 0) {
-        size_t n = (size_t)(r->n_prompt - r->logprob_start);
-        q->next_score = r->logprob_start + 1;
-        r->prompt_logprobs = mem_try_array(n + 1, sizeof(float));
-        if (r->n_top > 0) r->prompt_top = mem_try_array(n + 1, sizeof(struct top_row));
-        if (r->n_of > 0) {
-            if (!mul_size(&n, n + 1, (size_t)r->n_of)) return false;
-            r->prompt_of = mem_try_array(n, sizeof(float));
-            if (!r->prompt_of) return false;
-        }
-        if (!r->prompt_logprobs || (r->n_top > 0 && !r->prompt_top)) return false;
-    }
-    return output_init(q, e->o.tokenizer) && constrain_init(q, e->o.config);
-}
-
-static err_t enter(struct engine *e, struct request *r, struct msg *m, struct rid_entry *x,
-                   struct err *err)
-{
-    err_t rc = OK;
-    pthread_mutex_lock(&e->lock);
-    if (e->stopping) rc = err_set(err, ERR_STATE, "the server is shutting down");
-    else if (memory_held(e)) rc = memory_refuse(e, err);
-    else if (rid_known(e, r->rid))
-        rc = err_set(err, ERR_INPUT, "Duplicate request ID detected: %s", r->rid);
-    else if (updates_check_weights(e, err) != OK)
-        rc = ERR_BUSY;
-    else if (e->o.max_queued > 0 && e->in_flight - e->stats.running - e->stats.retracted >= e->o.max_queued)
-        rc = err_set(err, ERR_BUSY, "the queue is full: %d requests wait", e->o.max_queued);
-    if (rc == OK) {
-        request_ref(r);
-        *x = (struct rid_entry){.r = r};
-        rid_add(e, x);
-        e->in_flight++;
-        *m = (struct msg){.kind = MSG_SUBMIT, .r = r};
-        post(e, m);
-    }
-    pthread_mutex_unlock(&e->lock);
-    return rc;
-}
-
-err_t engine_submit(struct engine *e, struct request *r, struct err *err)
-{
-    err_t rc = check_request(e, r, err);
-    if (rc != OK) return rc;
-    struct seq *q = mem_try(sizeof(*q));
-    struct msg *m = mem_try(sizeof(*m));
-    struct rid_entry *x = mem_try(sizeof(*x));
-    r->t_submit = clock_ns();
-    r->seq = q;
-    if (!q || !m || !x || !fill_seq(e, q, r)) rc = err_set(err, ERR_NOMEM, "no memory for the request");
-    if (rc == OK) rc = enter(e, r, m, x, err);
-    if (rc != OK) {
-        r->seq = NULL;
-        seq_free(q);
-        mem_free(m);
-        mem_free(x);
-    }
-    return rc;
 }

@@ -11,6 +11,11 @@
  * Each turn: take the inbox (new requests, aborts, control work), admit, build one step (decodes first,
  * then prefill chunks up to max_step_tokens), model_submit, model_collect, hand out tokens.
  *
+ * Overlap      with a model that computes beside its caller (MODEL_ASYNC) the step that is collected is the one
+ *              before: the host is a step behind, and the device never waits for it.  A request that ended then has
+ *              one token too many in flight, which nobody sees or counts.  A step waits for the one before where the
+ *              host must know its ids first (step.c, may_follow) or something must be retracted; aborts and control
+ *              work collect what is in flight before they begin.  The same bits as without.
  * Scheduling   by priority, then arrival.  A request that could never fit an empty pool is refused at
  *              submit (ERR_INPUT); one whose max_new_tokens would not fit is capped to the pool (finish
  *              reason length).  When pages run out, first the tree's unused leaves are evicted (LRU), then the
@@ -39,6 +44,12 @@
 
 struct engine;
 
+enum overlap {
+    OVERLAP_AUTO, /* with a model that computes beside its caller */
+    OVERLAP_OFF,
+    OVERLAP_ON /* tests, with any */
+};
+
 struct engine_options {
     const struct config *config;      /* borrowed, as all here */
     const struct tokenizer *tokenizer; /* NULL: no text, no stop strings */
@@ -52,6 +63,7 @@ struct engine_options {
     int32_t context_len;
     bool no_prefix_cache;
     bool keep_experts;        /* requests may ask which experts their tokens went to (routing.h) */
+    enum overlap overlap;
     int32_t retract_every;    /* tests: retract the youngest running request every n-th step; 0: never */
     const char *weight_version;
     const char *model_path;   /* as given */

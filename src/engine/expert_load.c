@@ -14,13 +14,11 @@ bool expert_load_wanted(const struct expert_load *l)
     return l->counts && clock_ns() < l->until;
 }
 
-void expert_load_count(struct expert_load *l, const struct config *c, const struct step *st)
+void expert_load_count(struct expert_load *l, const struct config *c, const int16_t *ids)
 {
-    const int16_t *id = st->experts;
-    for (int32_t t = 0; t < st->n_tokens; t++)
-        for (int32_t i = 0; i < c->n_layers; i++)
-            for (int32_t k = 0; k < c->top_k; k++, id++)
-                if (!c->dense[i]) l->counts[(size_t)i * (size_t)c->n_experts + (size_t)*id]++;
+    for (int32_t i = 0; i < c->n_layers; i++)
+        for (int32_t k = 0; k < c->top_k; k++, ids++)
+            if (!c->dense[i]) l->counts[(size_t)i * (size_t)c->n_experts + (size_t)*ids]++;
 }
 
 static err_t look(void *ctx, struct err *err)

@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "engine/expert_load.h"
+#include "engine/flight.h"
 #include "engine/output.h"
 #include "engine/routing.h"
 #include "engine/profile.h"
@@ -113,21 +114,15 @@ struct engine {
     double throughput;
     struct profile profile;
     struct expert_load load;
-    /* one step, [max_step_tokens] or [max_running] */
-    int32_t *ids, *pos, *seq_of;
-    struct step_row *rows;
-    struct sample_input *in;
-    struct sample_output *out;
-    int16_t *experts;       /* [max_step_tokens][layers][top_k]; NULL: the model does not tell */
-    const int16_t **forced; /* [max_step_tokens] */
-    int32_t *row_pos; /* prompt position that the row scores; -1: it samples */
-    struct step_seq *seqs;
-    struct seq **planned;
-    int32_t *barred; /* grows */
-    int32_t cap_barred;
+    struct flight flights[2];
+    struct flight *flying; /* submitted, not collected; NULL: none.  Between two turns there is one at most */
+    bool overlap;          /* a step is left in flight at the end of a turn */
+    int64_t landed;        /* clock_ns: when the last step's tokens had been handed out */
 };
 
 /* engine.c */
+void engine_post(struct engine *e, struct msg *m); /* lock held */
+void engine_seq_free(struct seq *q);               /* NULL is fine */
 void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, const char *message);
 /* Send and wait for the answer; ERR_STATE when stopping. */
 err_t engine_call(struct engine *e, struct msg *m, struct err *err);
@@ -142,9 +137,9 @@ bool control_handle(struct engine *e, struct msg *m); /* false: another kind */
 void control_turn(struct engine *e);                  /* after the inbox */
 int64_t control_deadline(const struct engine *e);     /* clock_ns when a turn is due; 0: none */
 /* step.c */
-err_t step_buffers(struct engine *e, struct err *err);
-void step_release(struct engine *e);
-bool step_run(struct engine *e); /* false: nothing to do */
+bool step_run(struct engine *e); /* false: nothing to do, and nothing in flight */
+/* Collect what is in flight, as everything does that is not a step or a new request: it finds whole requests. */
+void step_drain(struct engine *e);
 /* updates.c */
 /* What an update is made of: a folder, tensors, or random numbers. */
 struct update_source {

@@ -302,7 +302,7 @@ int32_t output_barred(const struct seq *q, const struct config *c, int32_t *to)
 {
     const struct request *r = q->r;
     int32_t n = 0;
-    if (r->n_output >= r->min_new_tokens) return 0;
+    if (r->n_output + q->ahead >= r->min_new_tokens) return 0;
     for (int32_t i = 0; !r->ignore_eos && i < c->n_eos; i++)
         to[n++] = c->eos[i];
     for (int32_t i = 0; i < r->n_stop_ids; i++)

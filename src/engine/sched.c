@@ -92,8 +92,8 @@ static bool prefix_coming(const struct sched *s, const struct seq *q, int32_t hi
     for (int32_t i = 0; i < s->n_running; i++) {
         const struct seq *p = s->running[i];
         int32_t end = limit < p->n_ids ? limit : p->n_ids;
-        if (!uses_cache(s, p) || p->computed >= p->n_ids - 1 || end < hit_tokens + s->page_tokens ||
-            p->computed >= end || !same_key(p->r, q->r))
+        if (!uses_cache(s, p) || p->ready >= p->n_ids - 1 || end < hit_tokens + s->page_tokens ||
+            p->ready >= end || !same_key(p->r, q->r))
             continue;
         if (memcmp(p->ids, q->ids, (size_t)(hit_tokens + s->page_tokens) * sizeof(int32_t)) == 0)
             return true;
@@ -106,14 +106,14 @@ static int64_t pages_promised(const struct sched *s)
 {
     int64_t n = 0;
     for (int32_t i = 0; i < s->n_running; i++)
-        n += pages_for(s, s->running[i]->n_ids) - s->running[i]->n_pages + 1;
+        n += pages_for(s, s->running[i]->n_ids + s->running[i]->ahead) - s->running[i]->n_pages + 1;
     return n;
 }
 
 static int64_t prefill_pending(const struct sched *s)
 {
     int64_t n = 0;
-    for (int32_t i = 0; i < s->n_running; i++) n += s->running[i]->n_ids - s->running[i]->computed;
+    for (int32_t i = 0; i < s->n_running; i++) n += seq_todo(s->running[i]);
     return n;
 }
 
@@ -138,7 +138,7 @@ static admit_t admit_one(struct sched *s, struct seq *q, uint64_t epoch)
     for (int32_t i = 0; i < n_hit; i++) pages_ref(s->pages, q->pages[i]);
     q->n_pages = q->in_tree = n_hit;
     q->node = node;
-    q->computed = n_hit * s->page_tokens;
+    q->computed = q->ready = n_hit * s->page_tokens;
     q->epoch = epoch;
     q->mixed = q->drew = false;
     sched_unqueue(s, q);
@@ -187,7 +187,7 @@ struct seq *sched_youngest(const struct sched *s)
 
 void sched_share(struct sched *s, struct seq *q)
 {
-    int32_t full = q->computed / s->page_tokens, done;
+    int32_t full = q->ready / s->page_tokens, done;
     if (!uses_cache(s, q) || full <= q->in_tree) return;
     struct radix_node *n =
         radix_insert(s->tree, q->epoch, q->r->extra_key, q->ids, full, q->pages, &done);
@@ -210,7 +210,7 @@ void sched_release(struct sched *s, struct seq *q)
     for (int32_t i = 0; i < q->n_pages; i++) pages_unref(s->pages, q->pages[i]);
     radix_unlock(s->tree, q->node);
     q->node = NULL;
-    q->n_pages = q->in_tree = q->computed = q->plan = 0;
+    q->n_pages = q->in_tree = q->computed = q->ready = q->ahead = q->plan = 0;
 }
 
 void sched_retract(struct sched *s, struct seq *q)
@@ -251,10 +251,10 @@ static int32_t take_page(struct sched *s)
     return page;
 }
 
-typedef enum { PAGES_OK, PAGES_RETRACTED, PAGES_NO_MEMORY } pages_t;
+typedef enum { PAGES_OK, PAGES_RETRACTED, PAGES_NONE, PAGES_NO_MEMORY } pages_t;
 
 /* Pages for the next n tokens of q, retracting the youngest while there are none. */
-static pages_t ensure_pages(struct sched *s, struct seq *q, int32_t n)
+static pages_t ensure_pages(struct sched *s, struct seq *q, int32_t n, bool may_retract)
 {
     int32_t want = pages_for(s, (int64_t)q->computed + n);
     if (!reserve_pages(q, want)) return PAGES_NO_MEMORY; /* retraction would free none of it */
@@ -264,6 +264,7 @@ static pages_t ensure_pages(struct sched *s, struct seq *q, int32_t n)
             q->pages[q->n_pages++] = page;
             continue;
         }
+        if (!may_retract) return PAGES_NONE;
         struct seq *victim = sched_youngest(s);
         sched_retract(s, victim);
         if (victim == q) return PAGES_RETRACTED;
@@ -271,15 +272,18 @@ static pages_t ensure_pages(struct sched *s, struct seq *q, int32_t n)
     return PAGES_OK;
 }
 
-static int32_t plan_pass(struct sched *s, int32_t left, bool decode)
+/* Plans of those that want one token (`decode`), or more; `left` tokens at most.  Returns what is left of them, or
+ * -1 as sched_plan. */
+static int32_t plan_pass(struct sched *s, int32_t left, bool decode, bool may_retract)
 {
     for (int32_t i = 0; i < s->n_running && left > 0; i++) {
         struct seq *q = s->running[i];
-        int32_t n = q->n_ids - q->computed;
-        if ((n == 1) != decode || q->plan || q->no_memory) continue;
+        int32_t n = seq_todo(q);
+        if (n == 0 || (n == 1) != decode || q->plan || q->no_memory) continue;
         if (n > s->chunk) n = s->chunk;
         if (n > left) n = left;
-        pages_t got = ensure_pages(s, q, n);
+        pages_t got = ensure_pages(s, q, n, may_retract);
+        if (got == PAGES_NONE) return -1;
         if (got == PAGES_NO_MEMORY) {
             q->no_memory = true;
             continue;
@@ -295,11 +299,13 @@ static int32_t plan_pass(struct sched *s, int32_t left, bool decode)
     return left;
 }
 
-int32_t sched_plan(struct sched *s)
+int32_t sched_plan(struct sched *s, bool may_retract)
 {
     int32_t total = 0;
     for (int32_t i = 0; i < s->n_running; i++) s->running[i]->plan = 0;
-    plan_pass(s, plan_pass(s, s->max_step, true), false);
+    int32_t left = plan_pass(s, s->max_step, true, may_retract);
+    if (left >= 0) left = plan_pass(s, left, false, may_retract);
+    if (left < 0) return -1;
     for (int32_t i = 0; i < s->n_running; i++) total += s->running[i]->plan;
     return total;
 }

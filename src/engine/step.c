@@ -1,122 +1,15 @@
-/* step.c - one step: plan, lay out the batch, run it, hand out what came of it. */
+/* step.c - the step loop's turn: admit, plan, submit the next step, collect the last one, hand out what came of it. */
 #include "engine/internal.h"
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "engine/constrain.h"
 #include <stdio.h>
 #include <unistd.h>
 
-err_t step_buffers(struct engine *e, struct err *err)
-{
-    size_t n = (size_t)e->o.max_step_tokens, r = (size_t)e->o.max_running;
-    e->ids = mem_try_array(n, sizeof(*e->ids));
-    e->pos = mem_try_array(n, sizeof(*e->pos));
-    e->seq_of = mem_try_array(n, sizeof(*e->seq_of));
-    e->rows = mem_try_array(n, sizeof(*e->rows));
-    e->in = mem_try_array(n, sizeof(*e->in));
-    e->out = mem_try_array(n, sizeof(*e->out));
-    size_t row = (size_t)e->o.config->n_layers * (size_t)e->o.config->top_k;
-    bool tells = (model_can(e->o.model) & MODEL_EXPERTS) != 0;
-    if (tells) e->experts = mem_try_array(n, row * sizeof(*e->experts));
-    e->forced = mem_try_array(n, sizeof(*e->forced));
-    e->row_pos = mem_try_array(n, sizeof(*e->row_pos));
-    e->seqs = mem_try_array(r, sizeof(*e->seqs));
-    e->planned = mem_try_array(r, sizeof(*e->planned));
-    e->cap_barred = 64;
-    e->barred = mem_try_array(64, sizeof(*e->barred));
-    if (!e->barred || !e->ids || !e->pos || !e->seq_of || !e->rows || !e->in || !e->out ||
-        !e->row_pos || !e->seqs || !e->planned || !e->forced || (tells && !e->experts))
-        return err_set(err, ERR_NOMEM, "no memory for steps of %zu tokens", n);
-    return OK;
-}
-
-void step_release(struct engine *e)
-{
-    mem_free(e->ids);
-    mem_free(e->pos);
-    mem_free(e->seq_of);
-    mem_free(e->rows);
-    mem_free(e->in);
-    mem_free(e->out);
-    mem_free(e->experts);
-    mem_free(e->load.counts);
-    mem_free(e->forced);
-    mem_free(e->row_pos);
-    mem_free(e->seqs);
-    mem_free(e->planned);
-    mem_free(e->barred);
-}
-
-/* Room for the barred lists of all planned sequences, before any pointer into it is taken. */
-static bool reserve_barred(struct engine *e)
-{
-    int64_t want = 0;
-    for (int32_t i = 0; i < e->s.n_running; i++)
-        want += e->o.config->n_eos + e->s.running[i]->r->n_stop_ids +
-                (e->s.running[i]->mask ? e->o.config->vocab_size : 0);
-    if (want <= e->cap_barred) return true;
-    mem_free(e->barred);
-    e->cap_barred = 0;
-    e->barred = mem_try_array((size_t)want * 2, sizeof(int32_t));
-    if (e->barred) e->cap_barred = (int32_t)(want * 2);
-    return e->barred != NULL;
-}
-
-static void add_row(struct engine *e, struct step *st, int32_t token, struct sample_input in,
-                    int32_t score_pos)
-{
-    int32_t i = st->n_rows++;
-    e->in[i] = in;
-    e->out[i].of = NULL;
-    e->out[i].kept = NULL;
-    e->out[i].no_memory = false;
-    e->rows[i] = (struct step_row){token, &e->in[i], &e->out[i]};
-    e->row_pos[i] = score_pos;
-}
-
-static void lay_out(struct engine *e, struct step *st, struct seq *q, int32_t *n_barred)
-{
-    struct request *r = q->r;
-    size_t row = (size_t)e->o.config->n_layers * (size_t)e->o.config->top_k;
-    int32_t s = st->n_seqs++;
-    e->planned[s] = q;
-    e->seqs[s] = (struct step_seq){q->pages, q->n_pages};
-    for (int32_t i = 0; i < q->plan; i++) {
-        int32_t p = q->computed + i, t = st->n_tokens++;
-        e->ids[t] = q->ids[p];
-        e->pos[t] = p;
-        e->seq_of[t] = s;
-        e->forced[t] = p < r->n_forced ? r->forced + (size_t)p * row : NULL;
-        if (e->forced[t]) st->forced = e->forced;
-        if (p + 1 < q->n_prompt && p + 1 >= q->next_score) {
-            add_row(e, st, t, (struct sample_input){.target = q->ids[p + 1], .n_top = r->n_top,
-                                            .n_of = r->n_of, .of = r->of},
-                    p + 1);
-        } else if (p + 1 == q->n_ids && q->max_new > 0) {
-            struct sample_input in = {.target = -1,
-                                      .n_top = r->want_logprobs ? r->n_top : 0,
-                                      .n_of = r->n_of,
-                                      .of = r->of,
-                                      .want_kept = r->want_kept,
-                                      .params = &r->sp,
-                                      .output_ids = r->output_ids,
-                                      .n_output = r->n_output,
-                                      .position = (uint64_t)q->n_ids,
-                                      .barred = e->barred + *n_barred};
-            in.n_barred = output_barred(q, e->o.config, e->barred + *n_barred);
-            in.n_barred += constrain_barred(q, e->o.config, e->barred + *n_barred + in.n_barred);
-            *n_barred += in.n_barred;
-            add_row(e, st, t, in, -1);
-        }
-    }
-}
-
 /* Returns false if the sequence ended. */
-static bool take_row(struct engine *e, struct seq *q, int32_t row)
+static bool take_row(struct engine *e, struct seq *q, const struct sample_output *o, int32_t score_pos)
 {
-    const struct sample_output *o = &e->out[row];
     char text[256];
     if (!o->finite) {
         pthread_mutex_lock(&e->lock);
@@ -130,8 +23,8 @@ static bool take_row(struct engine *e, struct seq *q, int32_t row)
         engine_finish(e, q, FINISH_ABORT, 503, "out of memory");
         return false;
     }
-    if (e->row_pos[row] >= 0) {
-        if (output_score(q, e->row_pos[row], o)) return true;
+    if (score_pos >= 0) {
+        if (output_score(q, score_pos, o)) return true;
         engine_finish(e, q, FINISH_ABORT, 503, "out of memory");
         return false;
     }
@@ -141,6 +34,7 @@ static bool take_row(struct engine *e, struct seq *q, int32_t row)
     finish_t f = FINISH_ABORT; /* without memory */
     if (output_version(q, store_epoch(e->o.store) + e->labels, e->weight_version)) f = output_token(q, o, e->o.config);
     q->drew = true;
+    q->ahead--;
     e->output_tokens++;
     e->window_tokens++;
     if (f == FINISH_NONE) return true;
@@ -149,68 +43,122 @@ static bool take_row(struct engine *e, struct seq *q, int32_t row)
     return false;
 }
 
-/* Experts of the step's tokens, beside their K and V. */
-static void keep_experts(struct engine *e, const struct step *st)
+/* Experts of a sequence's tokens in the step, of which `token` is the first: beside their K and V, and counted. */
+static void keep_experts(struct engine *e, const struct flight *f, const struct seq *q, int32_t token, int32_t n)
 {
     size_t row = (size_t)e->o.config->n_layers * (size_t)e->o.config->top_k;
-    for (int32_t t = 0; e->routing && t < st->n_tokens; t++)
-        routing_put(e->routing, st->seqs[st->seq[t]].pages, st->pos[t], st->experts + (size_t)t * row);
-}
-
-static void hand_out(struct engine *e, const struct step *st)
-{
-    int32_t row = 0;
-    keep_experts(e, st);
-    if (st->experts && expert_load_wanted(&e->load)) expert_load_count(&e->load, e->o.config, st);
-    for (int32_t s = 0; s < st->n_seqs; s++) {
-        struct seq *q = e->planned[s];
-        int32_t before = q->r->n_output;
-        bool first = q->computed < q->n_prompt;
-        q->computed += q->plan;
-        e->prompt_tokens += first ? q->plan : 0;
-        if (first) {
-            pthread_mutex_lock(&q->r->lock);
-            if (before == 0) q->r->n_chunks++;
-            if (q->computed >= q->n_prompt && q->r->logprob_start >= 0 &&
-                q->next_score >= q->n_prompt)
-                q->r->prompt_done = true; /* nothing to score; else output_score sets it */
-            pthread_mutex_unlock(&q->r->lock);
-        }
-        bool finite = true, alive = true;
-        int32_t end = row;
-        for (; end < st->n_rows && e->seq_of[e->rows[end].token] == s; end++)
-            finite = finite && e->out[end].finite;
-        if (first && finite) sched_share(&e->s, q);
-        for (; row < end && alive; row++)
-            alive = take_row(e, q, row);
-        row = end;
-        if (!alive) continue;
-        if (q->max_new == 0 && q->computed >= q->n_prompt)
-            engine_finish(e, q, FINISH_LENGTH, 0, NULL);
-        else if (q->r->n_output > before && q->r->notify)
-            q->r->notify(q->r->ctx);
+    if (!f->st.experts) return;
+    bool count = expert_load_wanted(&e->load);
+    for (int32_t t = token; t < token + n; t++) {
+        const int16_t *ids = f->st.experts + (size_t)t * row;
+        if (e->routing) routing_put(e->routing, q->pages, f->pos[t], ids);
+        if (count) expert_load_count(&e->load, e->o.config, ids);
     }
 }
 
-static void free_rows(const struct step *st)
+/* One sequence's part of a collected step, from its first token and row on. */
+static void hand_to(struct engine *e, const struct flight *f, const struct place *p, int32_t token, int32_t row)
 {
-    for (int32_t i = 0; i < st->n_rows; i++) {
-        mem_free(st->rows[i].out->of);
-        mem_free(st->rows[i].out->kept);
+    struct seq *q = p->q;
+    int32_t before = q->r->n_output;
+    bool first = q->ready < q->n_prompt, finite = true, alive = true;
+    keep_experts(e, f, q, token, p->n_tokens);
+    q->ready += p->n_tokens;
+    e->prompt_tokens += first ? p->n_tokens : 0;
+    if (first) {
+        pthread_mutex_lock(&q->r->lock);
+        if (before == 0) q->r->n_chunks++;
+        if (q->ready >= q->n_prompt && q->r->logprob_start >= 0 && q->next_score >= q->n_prompt)
+            q->r->prompt_done = true; /* nothing to score; else output_score sets it */
+        pthread_mutex_unlock(&q->r->lock);
+    }
+    for (int32_t i = row; i < row + p->n_rows; i++) finite = finite && f->out[i].finite;
+    if (first && finite) sched_share(&e->s, q);
+    for (int32_t i = row; i < row + p->n_rows && alive; i++)
+        alive = take_row(e, q, &f->out[i], f->row_pos[i]);
+    if (!alive) return;
+    if (q->max_new == 0 && q->ready >= q->n_prompt)
+        engine_finish(e, q, FINISH_LENGTH, 0, NULL);
+    else if (q->r->n_output > before && q->r->notify)
+        q->r->notify(q->r->ctx);
+}
+
+static void hand_out(struct engine *e, const struct flight *f)
+{
+    for (int32_t s = 0, token = 0, row = 0; s < f->st.n_seqs; s++) {
+        struct place p = f->places[s];
+        if (p.q) hand_to(e, f, &p, token, row);
+        token += p.n_tokens;
+        row += p.n_rows;
     }
 }
 
 /* Ends the step's requests.  Without a device nothing can go on: all are answered, the process
  * ends. */
-static void step_failed(struct engine *e, const struct step *st, err_t rc, const struct err *why)
+static void step_failed(struct engine *e, const struct flight *f, err_t rc, const struct err *why)
 {
     log_line(LOG_ERROR, "a step failed: %s", why->msg);
-    for (int32_t i = 0; i < st->n_seqs; i++)
-        engine_finish(e, e->planned[i], FINISH_ABORT, rc == ERR_NOMEM ? 503 : 500, why->msg);
+    for (int32_t i = 0; i < f->st.n_seqs; i++)
+        if (f->places[i].q)
+            engine_finish(e, f->places[i].q, FINISH_ABORT, rc == ERR_NOMEM ? 503 : 500, why->msg);
     if (rc == ERR_NOMEM) return;
     engine_abort_where(e, NULL, NULL);
     usleep(200 * 1000); /* the server's time to send the answers */
     _exit(70);
+}
+
+/* Wait for a step and hand out what came of it; another may be in flight behind it. */
+static void land(struct engine *e, struct flight *f)
+{
+    struct err err = {0};
+    int64_t drawn = e->output_tokens;
+    err_t rc = model_collect(e->o.model, &f->st, &err);
+    atomic_store(&e->step_began, e->flying ? clock_ns() : 0);
+    if (rc == OK)
+        hand_out(e, f);
+    else
+        step_failed(e, f, rc, &err);
+    flight_free_rows(f);
+    if (f->record.begin < e->landed) f->record.begin = e->landed; /* before that it waited */
+    f->record.end = e->landed = clock_ns();
+    f->record.output_tokens = (int32_t)(e->output_tokens - drawn);
+    f->record.prompt_tokens = f->st.n_tokens - f->decodes;
+    profile_step(&e->profile, &f->record);
+}
+
+void step_drain(struct engine *e)
+{
+    struct flight *f = e->flying;
+    e->flying = NULL;
+    if (f) land(e, f);
+}
+
+/* Submit it, and collect the one before. */
+static void take_off(struct engine *e, struct flight *next)
+{
+    struct flight *last = e->flying;
+    next->record = (struct profile_record){.begin = clock_ns(), .running = e->s.n_running,
+                                           .waiting = e->s.n_waiting, .pages_free = pages_available(e->s.pages)};
+    if (!last) atomic_store(&e->step_began, next->record.begin);
+    model_submit(e->o.model, &next->st);
+    e->flying = next;
+    if (last) land(e, last);
+    else if (!e->overlap) step_drain(e);
+}
+
+/*
+ * Whether a step may be made behind the one in flight.  It is the host that makes a row's list of barred ids and
+ * counts the output for penalties, so a request that has a grammar, or a penalty, and whose next id is being drawn
+ * makes the next step wait for it.  All else that an id decides (stops, text, logprobs) is looked at a step later.
+ */
+static bool may_follow(const struct engine *e)
+{
+    if (!e->flying) return true;
+    for (int32_t i = 0; i < e->s.n_running; i++) {
+        const struct seq *q = e->s.running[i];
+        if (q->ahead > 0 && seq_todo(q) > 0 && (q->r->grammar || sample_has_penalty(&q->r->sp))) return false;
+    }
+    return e->s.n_running > 0;
 }
 
 /* Alone in an empty pool every sequence is admitted, unless memory for its page table is missing.
@@ -244,51 +192,40 @@ static void constrain_all(struct engine *e)
     }
 }
 
+/* Tests: one is retracted at every n-th step. */
+static bool retract_now(const struct engine *e)
+{
+    return e->o.retract_every > 0 && (e->steps + 1) % e->o.retract_every == 0;
+}
+
 bool step_run(struct engine *e)
 {
     struct sched *s = &e->s;
+    struct flight *f = e->flying == &e->flights[0] ? &e->flights[1] : &e->flights[0];
+    if (retract_now(e) || !may_follow(e)) step_drain(e);
     if (!admit(e)) return false;
     if (s->n_running == 0) return true;
-    if (e->o.retract_every > 0 && (e->steps + 1) % e->o.retract_every == 0) {
+    if (retract_now(e)) {
         sched_retract(s, sched_youngest(s));
         (void)admit(e);
         if (s->n_running == 0) return true;
     }
     constrain_all(e);
     if (s->n_running == 0) return true;
-    if (!reserve_barred(e)) {
+    if (!flight_reserve(f, s)) {
         engine_finish(e, sched_youngest(s), FINISH_ABORT, 503, "out of memory");
         return true;
     }
-    struct step st = {
-        .ids = e->ids, .pos = e->pos, .seq = e->seq_of, .seqs = e->seqs, .rows = e->rows,
-        .experts = e->routing || expert_load_wanted(&e->load) ? e->experts : NULL};
-    int32_t n_barred = 0, decodes = 0;
-    e->steps++;
-    int32_t planned = sched_plan(s);
+    int32_t planned = sched_plan(s, !e->flying);
     end_without_memory(e);
-    if (planned == 0) return true;
+    if (planned <= 0) { /* the next turn plans again, and may retract */
+        step_drain(e);
+        return true;
+    }
+    flight_begin(f, e->routing || expert_load_wanted(&e->load));
     for (int32_t i = 0; i < s->n_running; i++)
-        if (s->running[i]->plan > 0) {
-            decodes += s->running[i]->computed >= s->running[i]->n_prompt;
-            lay_out(e, &st, s->running[i], &n_barred);
-        }
-    struct profile_record record = {.begin = clock_ns(), .running = s->n_running, .waiting = s->n_waiting,
-                                    .pages_free = pages_available(s->pages)};
-    int64_t drawn = e->output_tokens;
-    atomic_store(&e->step_began, record.begin);
-    model_submit(e->o.model, &st);
-    struct err err = {0};
-    err_t rc = model_collect(e->o.model, &st, &err);
-    atomic_store(&e->step_began, 0);
-    if (rc == OK)
-        hand_out(e, &st);
-    else
-        step_failed(e, &st, rc, &err);
-    free_rows(&st);
-    record.end = clock_ns();
-    record.output_tokens = (int32_t)(e->output_tokens - drawn);
-    record.prompt_tokens = st.n_tokens - decodes;
-    profile_step(&e->profile, &record);
+        if (s->running[i]->plan > 0) flight_add(f, s->running[i]);
+    e->steps++;
+    take_off(e, f);
     return true;
 }

@@ -4,13 +4,13 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "weight/checkpoint.h"
 #include "weight/dummy.h"
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define LOADER_NICE   10 /* about a tenth of a core that steps want too */
 #define LOADERS_MOST  8
@@ -20,8 +20,8 @@ static int loader_threads(const struct engine *e, const struct update_options *o
 {
     int n = o->loader_threads > 0 ? o->loader_threads : e->o.loader_threads;
     if (n > 0) return n;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    return cores < 1 ? 1 : cores > LOADERS_MOST ? LOADERS_MOST : (int)cores;
+    int cpus = pool_cpus();
+    return cpus > LOADERS_MOST ? LOADERS_MOST : cpus;
 }
 
 /* ---- states ---- */

@@ -32,15 +32,26 @@ void forward_add(struct slice *s)
         s->m->x[i] += s->m->y[i];
 }
 
+/* Its id, or what the step before drew for it. */
+static size_t id_of(const struct cpu_model *m, const struct step *st, int32_t t)
+{
+    int32_t id = st->ids[t];
+    if (id >= 0) return (size_t)id;
+    CHECK(~id < m->n_drawn);
+    return (size_t)m->drawn[~id];
+}
+
 /* The residual stream after all layers of tokens [t0, t0 + n), normed, in m->a. */
 static void forward(struct cpu_model *m, const struct step *st, int32_t t0, int32_t n)
 {
     struct slice s = {.m = m, .st = st, .t0 = t0, .n = n};
     size_t hidden = (size_t)m->c.hidden_size;
     const uint16_t *embed = store_ptr(m->store, SLOT_EMBED);
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
+        const uint16_t *row = embed + id_of(m, st, t0 + i) * hidden;
         for (size_t j = 0; j < hidden; j++)
-            m->x[(size_t)i * hidden + j] = bf16_to_f32(embed[(size_t)st->ids[t0 + i] * hidden + j]);
+            m->x[(size_t)i * hidden + j] = bf16_to_f32(row[j]);
+    }
     for (int32_t layer = 0; layer < m->c.n_layers; layer++) {
         s.layer = layer;
         tensors_layer(&s.slots, &m->c, layer);
@@ -103,6 +114,9 @@ static void cpu_submit(struct model *base, const struct step *st)
         forward(m, st, t, n);
         sample_rows(m, st, t, n);
     }
+    m->n_drawn = st->n_rows < m->cap_drawn ? st->n_rows : m->cap_drawn;
+    for (int32_t r = 0; r < m->n_drawn; r++)
+        m->drawn[r] = st->rows[r].out->id;
 }
 
 static err_t cpu_collect(struct model *base, const struct step *st, struct err *e)
@@ -233,6 +247,7 @@ static bool get_buffers(struct cpu_model *m)
            get(&m->h, n, inner, f) && get(&m->logits, ROW_CHUNK, vocab, f) &&
            get(&m->scratch, ROW_CHUNK, vocab, f) && get(&m->scratch_ids, ROW_CHUNK, vocab, 4) &&
            get(&m->fixed, rows, blocks, sizeof(struct fixed)) &&
+           get(&m->drawn, (size_t)m->cap_drawn, 1, 4) &&
            get_kv(m) && get(&m->cos, (size_t)m->n_angles, (size_t)c->head_dim / 2, f) &&
            get(&m->sin, (size_t)m->n_angles, (size_t)c->head_dim / 2, f);
 }
@@ -243,7 +258,7 @@ static void cpu_free(struct model *base)
     void *all[] = {m->cos, m->sin,   m->x,         m->a,      m->q,
                    m->o,   m->k,     m->v,         m->y,      m->router,  m->packed,
                    m->h,   m->act_a, m->act_scale, m->logits, m->scratch, m->scratch_ids,
-                   m->fixed};
+                   m->fixed, m->drawn};
     if (m->kv) pages_release(m->kv, kv_bytes(m));
     moe_op_free(m->moe);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
@@ -286,6 +301,7 @@ err_t model_new(struct model **out, const struct config *c, struct store *s, str
     m->n_pages = n_kv_pages;
     m->kv_type = kv;
     m->slice = max_step_tokens < SLICE_MAX ? max_step_tokens : SLICE_MAX;
+    m->cap_drawn = max_step_tokens;
     m->n_angles = c->max_positions;
     if (m->n_angles / KV_PAGE >= n_kv_pages) m->n_angles = n_kv_pages * KV_PAGE;
     if (!get_buffers(m)) {

@@ -42,6 +42,8 @@ struct cpu_model {
     struct fixed *fixed;      /* what 4-bit matrices read, [slice or ROW_CHUNK][blocks of widest] */
     float *logits, *scratch;  /* [ROW_CHUNK][vocab] */
     int32_t *scratch_ids;     /* [ROW_CHUNK][vocab] */
+    int32_t *drawn;           /* [cap_drawn]: ids of the last step's first n_drawn rows */
+    int32_t n_drawn, cap_drawn;
 };
 
 /* Tokens [t0, t0 + n) of a step. */

@@ -2,11 +2,16 @@
  * model.h - a model that runs steps.
  *
  * A step is a flat batch of tokens of several sequences.  The engine submits one and collects it;
- * on the CPU submit does the work, on a GPU it will only queue it.  One step may be in flight.
+ * on the CPU submit does the work, on a GPU it only queues it.
  *
- *     struct step st = {...};                       // caller owns every array until collect
- * returns model_submit(m, &st); model_collect(m, &st);                        // rows[i].out is
- * filled
+ *     struct step st = {...};            // the caller keeps its arrays until it is collected
+ *     model_submit(m, &st);              // what they point to (tables, inputs) is read here alone
+ *     model_collect(m, &st, e);          // rows[i].out and experts are filled
+ *
+ * Two steps may be in flight: the next one may be submitted before the last one is collected, and
+ * read ids that the last one draws (struct step, ids).  They run, and are collected, in the order
+ * of their submission.  Pages are cleared in that order too, so a page that a step in flight uses
+ * may be given to another sequence.
  *
  * What a token's results depend on: its own sequence's ids and positions, the weights, and for a
  * sampled row its spec and seed.  Nothing else: not the other tokens of the step, nor how the
@@ -48,7 +53,9 @@ struct step_row {
 
 struct step {
     int32_t n_tokens;
-    const int32_t *ids, *pos, *seq; /* [n_tokens]; tokens of one sequence are in position order */
+    /* [n_tokens]; tokens of one sequence are in position order.  An id below 0: what row ~id of the
+     * step submitted before this one draws. */
+    const int32_t *ids, *pos, *seq;
     int32_t n_seqs;
     const struct step_seq *seqs;
     int32_t n_rows;
@@ -88,6 +95,7 @@ enum model_can {
     MODEL_FORCED = 2,  /* takes step.forced */
     MODEL_OF = 4,      /* sample_input.of */
     MODEL_KEPT = 8,    /* sample_input.want_kept */
+    MODEL_ASYNC = 16,  /* computes a step beside its caller: submit returns at once */
 };
 unsigned model_can(const struct model *m);
 
@@ -101,7 +109,8 @@ err_t model_kv_release(struct model *m, struct err *e) MUST_USE;
 err_t model_kv_resume(struct model *m, struct err *e) MUST_USE;
 
 void model_submit(struct model *m, const struct step *st);
-/* ERR_NOMEM: this step failed, the model goes on.  Otherwise the device is lost, for good. */
+/* Of the oldest step in flight.  ERR_NOMEM: it failed, the model goes on; what a step after it read of its rows is
+ * undefined.  Otherwise the device is lost, for good. */
 err_t model_collect(struct model *m, const struct step *st, struct err *e) MUST_USE;
 
 /* For tests: let attention's KV chunks start at the step's first token of a sequence instead of at

@@ -1,8 +1,8 @@
 #include "model/moe_api.h"
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include <string.h>
-#include <unistd.h>
 
 enum { MAX_TOKENS_DEFAULT = 512 };
 
@@ -129,8 +129,7 @@ int32_t moult_moe_create(moult_moe **out, const moult_moe_config *config, moult_
     rc = fill(m, &c, &e);
     if (rc == OK) rc = cpu_ops_get(&m->ops, c.isa, &e);
     if (rc == OK) {
-        long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-        m->pool = pool_new(c.num_threads ? c.num_threads : cpus > 0 ? (int)cpus : 1);
+        m->pool = pool_new(c.num_threads ? c.num_threads : pool_cpus());
         rc = moe_op_new(&m->op, &m->shape, m->ops, m->pool, m->max_tokens, &e);
     }
     if (rc == OK) rc = get_buffers(m, &e);

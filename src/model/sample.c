@@ -58,16 +58,10 @@ static void fill_top(const struct row *r, struct sample_output *out, int32_t n_t
         out->top_logprobs[i] = logprob(r, out->top_ids[i]);
 }
 
-static bool has_penalty(const struct sample_params *p)
-{
-    return p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f ||
-           p->repetition_penalty != 1.0f;
-}
-
 static void adjust(const struct sample_input *in, float *x, int32_t n, int32_t *counts)
 {
     const struct sample_params *p = in->params;
-    if (has_penalty(p) && in->n_output > 0) {
+    if (sample_has_penalty(p) && in->n_output > 0) {
         memset(counts, 0, (size_t)n * sizeof *counts);
         for (int32_t i = 0; i < in->n_output; i++)
             if (in->output_ids[i] >= 0 && in->output_ids[i] < n) counts[in->output_ids[i]]++;

@@ -32,6 +32,13 @@ struct sample_params {
     uint32_t sample_index; /* of n samples of one request */
 };
 
+/* Whether the output so far changes what is drawn next. */
+static inline bool sample_has_penalty(const struct sample_params *p)
+{
+    return p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f ||
+           p->repetition_penalty != 1.0f;
+}
+
 struct sample_input {
     int32_t target; /* >= 0: score this id; -1: sample */
     int32_t n_top;  /* top logprobs wanted, <= SAMPLE_MAX_TOP */

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "engine/updates.h"
 #include "server/internal.h"
 #include "weight/checkpoint.h"
@@ -10,7 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #define LOCK_S    600 /* another server of this host may copy a whole checkpoint into the same folder */
 #define PULL_NICE 10  /* steps come first */
@@ -31,8 +31,8 @@ static err_t step(void *ctx, const char *what, struct err *e)
 /* A delta is bound by memory's speed and serving goes on beside it. */
 static int pull_threads(void)
 {
-    long n = sysconf(_SC_NPROCESSORS_ONLN) / 2;
-    return n < 1 ? 1 : n > 4 ? 4 : (int)n;
+    int n = pool_cpus() / 2;
+    return n < 1 ? 1 : n > 4 ? 4 : n;
 }
 
 static err_t parse(const json_t *b, struct sync_options *o, struct err *e)

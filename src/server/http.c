@@ -1,8 +1,11 @@
 /*
- * http.c - the daemon and the watch of connections.
+ * http.c - the daemon and its thread.
  *
- * A client that sends FIN is taken to have left, on every route: its requests are aborted at once.
- * libmicrohttpd does not look at a suspended connection, hence the watch.
+ * The thread waits on libmicrohttpd's epoll descriptor itself: the library's own thread (0.9.75) asks for 128 events at a
+ * time and, having got exactly that many, waits for another before it looks at them.  Connections that are resumed
+ * tell it through wake_fd.
+ *
+ * A client that sends FIN is taken to have left, on every route: its requests are aborted at once (watch.h).
  */
 #include "base/clock.h"
 #include "base/log.h"
@@ -12,15 +15,16 @@
 #include "text/grammar.h"
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define STOP_S 5 /* seconds that server_stop waits for calls to end */
+#define STOP_S 5   /* seconds that server_stop waits for calls to end */
+#define IDLE_S 75u /* seconds without a byte until a connection is closed; not while its request is at work */
 
 static void xchg_free(struct xchg *x)
 {
@@ -41,12 +45,19 @@ void xchg_unref(struct xchg *x)
     if (atomic_fetch_sub(&x->refs, 1) == 1) xchg_free(x);
 }
 
+/* One write a round of daemon_main, however many connections were resumed. */
+static void wake_daemon(struct server *s)
+{
+    if (!atomic_exchange(&s->woken, true)) (void)eventfd_write(s->wake_fd, 1);
+}
+
 static void wake_locked(struct xchg *x)
 {
     x->wake = true;
     if (!x->suspended) return;
     x->suspended = false;
     MHD_resume_connection(x->c);
+    wake_daemon(x->s);
 }
 
 void xchg_ready(struct xchg *x)
@@ -94,9 +105,7 @@ void xchg_notify(void *ctx)
     if (drop) xchg_unref(x);
 }
 
-/* ---- the watch ---- */
-
-static void left(struct xchg *x)
+void xchg_left(struct xchg *x)
 {
     pthread_mutex_lock(&x->m);
     x->gone = true;
@@ -105,51 +114,6 @@ static void left(struct xchg *x)
     if (x->replied && x->stream) wake_locked(x);
     pthread_mutex_unlock(&x->m);
     for (int32_t i = 0; i < n; i++) engine_abort_request(x->s->engine, x->slots[i].r);
-}
-
-static void watch_add(struct xchg *x)
-{
-    struct server *s = x->s;
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(x->c, MHD_CONNECTION_INFO_CONNECTION_FD);
-    x->fd = info ? info->connect_fd : -1;
-    if (x->fd < 0 || x->fd >= s->n_watch) return;
-    pthread_mutex_lock(&s->m);
-    x->gen = ++s->next_gen & 0xffffffff;
-    s->watch[x->fd] = (struct watch){x, x->gen};
-    pthread_mutex_unlock(&s->m);
-    struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.u64 = x->gen << 32 | (uint32_t)x->fd};
-    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, x->fd, &ev);
-}
-
-static void watch_remove(struct xchg *x)
-{
-    struct server *s = x->s;
-    if (x->fd < 0 || x->fd >= s->n_watch) return;
-    pthread_mutex_lock(&s->m);
-    if (s->watch[x->fd].x == x) s->watch[x->fd].x = NULL;
-    pthread_mutex_unlock(&s->m);
-    epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, x->fd, NULL);
-}
-
-static void *watcher(void *arg)
-{
-    struct server *s = arg;
-    struct epoll_event ev[64];
-    while (!s->stopping) {
-        int n = epoll_wait(s->epoll_fd, ev, 64, 1000);
-        for (int i = 0; i < n; i++) {
-            if (ev[i].data.u64 == UINT64_MAX) continue;
-            uint32_t fd = (uint32_t)ev[i].data.u64;
-            pthread_mutex_lock(&s->m);
-            struct xchg *x = s->watch[fd].gen == ev[i].data.u64 >> 32 ? s->watch[fd].x : NULL;
-            if (x) atomic_fetch_add(&x->refs, 1);
-            pthread_mutex_unlock(&s->m);
-            if (!x) continue;
-            left(x);
-            xchg_unref(x);
-        }
-    }
-    return NULL;
 }
 
 /* ---- libmicrohttpd's callbacks ---- */
@@ -359,7 +323,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
         return send_reply(x);
     }
     if (x->route->where == RUN_THREAD) name_caller(x);
-    watch_add(x);
+    watch_add(&x->s->watch, x);
     pthread_mutex_lock(&x->m);
     x->suspended = true;
     MHD_suspend_connection(c);
@@ -377,13 +341,13 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **state,
     (void)c;
     (void)code;
     if (!x) return;
-    watch_remove(x);
+    watch_remove(&s->watch, x);
     pthread_mutex_lock(&s->m);
     if (x->prev_live) x->prev_live->next_live = x->next_live;
     else s->live = x->next_live;
     if (x->next_live) x->next_live->prev_live = x->prev_live;
     pthread_mutex_unlock(&s->m);
-    if (x->n_slots && x->n_done < x->n_slots) left(x);
+    if (x->n_slots && x->n_done < x->n_slots) xchg_left(x);
     *state = NULL;
     xchg_unref(x);
 }
@@ -400,6 +364,24 @@ static int raise_files(void)
     return r.rlim_cur > 65536 ? 65536 : (int)r.rlim_cur;
 }
 
+static void *daemon_main(void *arg)
+{
+    struct server *s = arg;
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+    struct pollfd fds[2] = {{.fd = info->epoll_fd, .events = POLLIN}, {.fd = s->wake_fd, .events = POLLIN}};
+    (void)pthread_setname_np(pthread_self(), "http");
+    while (!s->daemon_ends) {
+        MHD_UNSIGNED_LONG_LONG ms;
+        eventfd_t n;
+        bool due = MHD_get_timeout(s->daemon, &ms) == MHD_YES;
+        (void)poll(fds, 2, !due ? -1 : ms > 1000 ? 1000 : (int)ms);
+        if (fds[1].revents) (void)eventfd_read(s->wake_fd, &n);
+        atomic_store(&s->woken, false); /* MHD_run sees what was resumed before this */
+        (void)MHD_run(s->daemon);
+    }
+    return NULL;
+}
+
 static err_t listen_at(struct server *s, struct err *e)
 {
     char port[16];
@@ -407,18 +389,20 @@ static err_t listen_at(struct server *s, struct err *e)
     struct addrinfo hint = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *a = NULL;
     const char *host = s->o.host ? s->o.host : "127.0.0.1";
     if (getaddrinfo(host, port, &hint, &a)) return err_set(e, ERR_INPUT, "host: cannot resolve %s", host);
-    unsigned limit = s->n_watch > 256 ? (unsigned)s->n_watch - 128 : 64;
+    unsigned limit = s->watch.n > 256 ? (unsigned)s->watch.n - 128 : 64;
     s->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME |
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME |
             (a->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0),
         (uint16_t)s->o.port, NULL, NULL, on_access, s, MHD_OPTION_SOCK_ADDR, a->ai_addr,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT, limit,
-        MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536,
+        MHD_OPTION_NOTIFY_CONNECTION, watch_connection, &s->watch, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536,
         MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_END);
     freeaddrinfo(a);
     if (!s->daemon) return err_set(e, ERR_IO, "cannot listen on %s port %d", host, s->o.port);
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
     s->port = info && info->port ? info->port : s->o.port;
+    s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    CHECK(pthread_create(&s->thread, NULL, daemon_main, s) == 0);
     return OK;
 }
 
@@ -437,15 +421,9 @@ err_t server_start(struct server **out, const struct server_options *o, struct e
     signal(SIGPIPE, SIG_IGN);
     pthread_mutex_init(&s->m, NULL);
     pthread_mutex_init(&s->grammars.m, NULL);
-    s->n_watch = raise_files();
-    s->watch = mem_alloc((size_t)s->n_watch * sizeof *s->watch);
     s->started = time(NULL);
-    s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    s->stop_fd = eventfd(0, EFD_CLOEXEC);
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = UINT64_MAX};
-    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->stop_fd, &ev);
     work_start(s);
-    CHECK(pthread_create(&s->watcher, NULL, watcher, s) == 0);
+    watch_start(&s->watch, raise_files());
     if (listen_at(s, e)) {
         err_t rc = e ? e->code : ERR_IO;
         (void)server_stop(s);
@@ -550,15 +528,18 @@ bool server_stop(struct server *s)
         return false;
     }
     work_stop(s);
-    eventfd_write(s->stop_fd, 1);
-    pthread_join(s->watcher, NULL);
-    if (s->daemon) MHD_stop_daemon(s->daemon);
+    watch_stop(&s->watch);
+    if (s->daemon) {
+        s->daemon_ends = true;
+        wake_daemon(s);
+        pthread_join(s->thread, NULL);
+        close(s->wake_fd);
+        MHD_stop_daemon(s->daemon);
+    }
     if (listener >= 0) close(listener);
     for (int64_t until = clock_ns() + STOP_S * 1000000000ll; atomic_load(&s->n_xchg) > 0; usleep(1000))
         if (clock_ns() > until) return false; /* the engine has not let go of their requests */
-    close(s->epoll_fd);
-    close(s->stop_fd);
-    mem_free(s->watch);
+    watch_release(&s->watch);
     constraint_release(s);
     json_decref(s->preferred);
     json_decref(s->snapshot);

@@ -15,6 +15,7 @@
 #include "server/metrics.h"
 #include "server/sampling.h"
 #include "server/server.h"
+#include "server/watch.h"
 #include <microhttpd.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -85,7 +86,6 @@ struct xchg {
     json_t *query; /* arguments in the path, NULL: none */
     bool too_big, no_memory, discard, is_bytes, started, big;
     int fd;
-    uint64_t gen;
     struct xchg *next_work, *prev_live, *next_live;
 
     pthread_mutex_t m;
@@ -141,6 +141,7 @@ struct server {
     struct server_options o;
     struct engine *engine;
     _Atomic bool ready, draining, stopping;
+    _Atomic bool woken, daemon_ends; /* http.c */
     _Atomic int n_xchg; /* not freed; server_stop waits for the last */
     pthread_mutex_t m; /* lanes, live list, progress */
     struct lane lanes[2]; /* small bodies, big ones */
@@ -149,12 +150,10 @@ struct server {
     char stage[128];
     bool quit;     /* workers end when their lane is empty */
     int n_threads; /* of RUN_THREAD, running */
-    pthread_t watcher;
-    int epoll_fd, stop_fd, port;
-    struct watch { struct xchg *x; uint64_t gen; } *watch;
-    int n_watch;
+    struct watch watch;
+    pthread_t thread; /* the daemon's */
+    int wake_fd, port;
     json_t *preferred; /* options' preferred_sampling; NULL: none */
-    uint64_t next_gen;
     struct MHD_Daemon *daemon;
     struct metrics metrics;
     char profile_dir[1024]; /* of the running profile; guarded by m */
@@ -177,6 +176,7 @@ void put_id(char *out, size_t n, const char *prefix);
 /* http.c */
 bool xchg_authorised(const struct xchg *x);
 void xchg_unref(struct xchg *x);
+void xchg_left(struct xchg *x);                  /* its client has */
 void xchg_ready(struct xchg *x);                 /* the reply is complete: send it */
 void xchg_notify(void *slot);                    /* a request's notify */
 void xchg_encoded(struct slot *sl);              /* its last frame may be written now */

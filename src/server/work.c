@@ -77,6 +77,7 @@ static void *worker(void *arg)
 {
     struct lane *l = arg;
     struct server *s = l->s;
+    (void)pthread_setname_np(pthread_self(), "parse");
     pthread_mutex_lock(&s->m);
     for (;;) {
         while (!l->head && !s->quit) pthread_cond_wait(&l->cond, &s->m);

@@ -322,11 +322,12 @@ static void *load_thread(void *arg)
     return NULL;
 }
 
-static void *nice_thread(void *arg)
+static void *new_thread(void *arg)
 {
     const struct load *l = arg;
     const id_t me = (id_t)gettid();
-    (void)setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + l->nice);
+    (void)pthread_setname_np(pthread_self(), "loader");
+    if (l->nice) (void)setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + l->nice);
     return load_thread(arg);
 }
 
@@ -336,7 +337,7 @@ static err_t load_run(struct load *l, int n_threads, struct err *e)
     int n = 0, want = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
     if (l->nice == 0) want--; /* the caller is one */
     pthread_mutex_init(&l->lock, NULL);
-    while (n < want && pthread_create(&threads[n], NULL, l->nice ? nice_thread : load_thread, l) == 0)
+    while (n < want && pthread_create(&threads[n], NULL, new_thread, l) == 0)
         n++;
     if (l->nice == 0 || n == 0) load_thread(l);
     for (int i = 0; i < n; i++)

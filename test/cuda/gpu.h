@@ -3,7 +3,8 @@
  * noise.
  *
  * A program without a GPU to run on prints why and ends with 0: `make check-cuda` is for machines
- * that have one; MOULT_NEED_GPU=1 makes that a failure.
+ * that have one; MOULT_NEED_GPU=1 makes that a failure.  MOULT_TEST_FEW=1: small shapes alone, for
+ * compute-sanitizer, under which kernels take hundreds of times as long.
  */
 #ifndef TEST_CUDA_GPU_H
 #define TEST_CUDA_GPU_H
@@ -23,6 +24,7 @@
 struct gpu {
     struct device *d;
     struct queue *q;
+    bool few;
 };
 
 /* A call that must succeed. */
@@ -35,6 +37,7 @@ struct gpu {
 static inline int gpu_open(struct gpu *g)
 {
     struct err e = {0};
+    g->few = getenv("MOULT_TEST_FEW") != NULL;
     if (device_open(&g->d, 0, 0, &e) == OK && queue_new(&g->q, g->d, &e) == OK) return 1;
     printf("skip: %s\n", e.msg);
     if (getenv("MOULT_NEED_GPU")) exit(1);

@@ -35,9 +35,9 @@ static void kernel_errors(void **state)
     struct kernel k = {0};
     struct err e = {0};
     assert_int_equal(device_kernel(&k, gpu.d, "no_such_kernel", 8, 0, &e), ERR_NOTFOUND);
-    assert_int_equal(device_kernel(&k, gpu.d, "copy_pieces", 16, 0, &e), ERR_SYSTEM);
-    assert_non_null(strstr(e.msg, "8 bytes, not 16"));
-    assert_int_equal(device_kernel(&k, gpu.d, "copy_pieces", 8, 1u << 30, &e), ERR_SYSTEM);
+    assert_int_equal(device_kernel(&k, gpu.d, "copy_rows", 16, 0, &e), ERR_SYSTEM);
+    assert_non_null(strstr(e.msg, "32 bytes, not 16"));
+    assert_int_equal(device_kernel(&k, gpu.d, "copy_rows", 32, 1u << 30, &e), ERR_SYSTEM);
     assert_null(k.fn);
 }
 
@@ -95,43 +95,45 @@ static void too_much_memory(void **state)
     assert_non_null(strstr(e.msg, "1099511627776 bytes"));
 }
 
-/* Pieces of every alignment, among bytes that must stay as they are. */
-static void pieces(void **state)
+/* Rows among bytes that must stay as they are, from the device to pinned memory and back. */
+static void rows(void **state)
 {
     (void)state;
-    enum { N = 300, BYTES = 8 << 20 };
-    uint8_t *src = mem_alloc(BYTES), *want = mem_alloc(BYTES), *got = mem_alloc(BYTES);
-    struct copy_piece *t = mem_alloc(N * sizeof *t);
+    enum { BYTES = 8 << 20 };
+    static const uint32_t shapes[][3] = { /* pitch, width, n */
+                                         {2304, 2048, 3000}, {2304, 256, 3000}, {4224, 128, 1},
+                                         {8192, 16, 1000},   {64, 48, 77777},   {48, 48, 1000}};
+    uint8_t *src = NULL, *got = NULL;
     uint64_t seed = 5;
+    struct kernel k = {0};
+    struct launch l = {.grid = {COPY_ROWS_BLOCKS}, .threads = COPY_ROWS_THREADS};
+    MUST(host_alloc((void **)&src, gpu.d, BYTES, &must_e));
+    MUST(host_alloc((void **)&got, gpu.d, BYTES, &must_e));
     for (size_t i = 0; i < BYTES; i++)
         src[i] = (uint8_t)noise_u32(&seed);
-    memset(want, 0xAA, BYTES);
-    devptr_t ds = gpu_new(&gpu, src, BYTES), dd = gpu_new(&gpu, NULL, BYTES);
-    size_t at = 0;
-    for (int i = 0; i < N; i++) {
-        uint32_t n = i % 7 == 0 ? COPY_PIECE : noise_u32(&seed) % 40000;
-        size_t from = noise_u32(&seed) % (BYTES - COPY_PIECE);
-        if (i % 2) at = (at + 15) & ~(size_t)15, from &= ~(size_t)15;
-        if (at + n > BYTES) n = 0;
-        t[i] = (struct copy_piece){dd + at, ds + from, n, 0};
-        memcpy(want + at, src + from, n);
-        at += n + (i % 3 == 0 ? 5 : 0);
-        if (at > BYTES) at = BYTES;
+    devptr_t dev = gpu_new(&gpu, NULL, BYTES);
+    MUST(device_kernel(&k, gpu.d, "copy_rows", sizeof(struct copy_rows_args), 0, &must_e));
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+        struct copy_rows_args to = {.dst = dev,
+                                    .src = host_addr(src),
+                                    .pitch = shapes[s][0],
+                                    .width = shapes[s][1],
+                                    .n = shapes[s][2]};
+        struct copy_rows_args back = to;
+        back.dst = host_addr(got);
+        back.src = dev;
+        memset(got, 0x55, BYTES);
+        queue_launch(gpu.q, &k, l, &to);
+        queue_launch(gpu.q, &k, l, &back);
+        MUST(queue_sync(gpu.q, &must_e));
+        for (size_t i = 0; i < BYTES; i++) {
+            bool in = i / to.pitch < to.n && i % to.pitch < to.width;
+            if (got[i] != (in ? src[i] : 0x55)) fail_msg("shape %zu, byte %zu", s, i);
+        }
     }
-    devptr_t dt = gpu_new(&gpu, t, N * sizeof *t);
-    struct kernel k = {0};
-    MUST(device_kernel(&k, gpu.d, "copy_pieces", sizeof(struct copy_args), 0, &must_e));
-    struct copy_args a = {(const struct copy_piece *)(uintptr_t)dt};
-    queue_launch(gpu.q, &k, (struct launch){.grid = {N, 1, 1}, .threads = COPY_THREADS}, &a);
-    gpu_read(&gpu, got, dd, BYTES);
-    assert_memory_equal(got, want, BYTES);
-    gpu_free(&gpu, ds);
-    gpu_free(&gpu, dd);
-    gpu_free(&gpu, dt);
-    mem_free(src);
-    mem_free(want);
-    mem_free(got);
-    mem_free(t);
+    gpu_free(&gpu, dev);
+    host_free(gpu.d, src);
+    host_free(gpu.d, got);
 }
 
 /* A captured copy runs as often as it is launched, and not when it is recorded. */
@@ -175,15 +177,15 @@ static void sticky(void **state)
 {
     (void)state;
     struct kernel k = {0};
-    struct copy_args a = {0};
+    struct copy_rows_args a = {0};
     struct err e = {0};
     uint32_t value = 1, back = 0;
     devptr_t p = gpu_new(&gpu, &value, 4);
-    MUST(device_kernel(&k, gpu.d, "copy_pieces", sizeof a, 0, &must_e));
+    MUST(device_kernel(&k, gpu.d, "copy_rows", sizeof a, 0, &must_e));
     queue_launch(gpu.q, &k, (struct launch){.grid = {1, 1, 1}, .threads = 5000}, &a);
     queue_fill(gpu.q, p, 0, 4);
     assert_int_equal(queue_sync(gpu.q, &e), ERR_SYSTEM);
-    assert_non_null(strstr(e.msg, "copy_pieces"));
+    assert_non_null(strstr(e.msg, "copy_rows"));
     MUST(queue_sync(gpu.q, &must_e));
     gpu_read(&gpu, &back, p, 4);
     assert_int_equal(back, 1);
@@ -195,7 +197,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(about),           cmocka_unit_test(open_errors),
         cmocka_unit_test(kernel_errors),   cmocka_unit_test(regions),
-        cmocka_unit_test(too_much_memory), cmocka_unit_test(pieces),
+        cmocka_unit_test(too_much_memory), cmocka_unit_test(rows),
         cmocka_unit_test(graphs),          cmocka_unit_test(sticky),
     };
     if (!gpu_open(&gpu)) return 0;

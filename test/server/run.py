@@ -37,6 +37,7 @@ MODULES = (
     "test_openapi",
     "test_trainers",
     "test_tensor",
+    "test_gpu",
 )
 for module in MODULES:
     m = importlib.import_module(module)

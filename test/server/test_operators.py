@@ -1,4 +1,5 @@
 """What operators need: metrics, keys, allowed paths, CORS, logs, the service manager, flags from files."""
+import ctypes
 import http.client
 import json
 import os
@@ -6,9 +7,10 @@ import re
 import shutil
 import socket
 import tempfile
+import threading
 import time
 
-from harness import EARLY, FINAL, MOULT, Server, strict
+from harness import EARLY, FINAL, MOULT, SLOW, Server, strict
 
 
 def headers(s, method, path, **h):
@@ -288,3 +290,48 @@ def test_expert_load_counts_tokens():
             want[i // k % layers][e] += 1
         counts = s.get("/expert_load")[1]["counts"]
         assert counts == want and sum(map(sum, want)) == 45 * layers * k
+
+
+def engine_thread(s):
+    tasks = f"/proc/{s.proc.pid}/task"
+    for t in os.listdir(tasks):
+        with open(f"{tasks}/{t}/comm") as f:
+            if f.read() == "engine\n":
+                return int(t)
+    raise AssertionError("no thread is called engine")
+
+
+def test_stalled_step():
+    """A step that does not end turns /health to 503 within 15 s, at once answered, and back when steps end again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+    def ptrace(what, thread):
+        return libc.ptrace(what, thread, None, None) == 0
+
+    attach, detach = 16, 17  # PTRACE_*: stops one thread and leaves the others
+    with Server(EARLY) as s:
+        thread, got = engine_thread(s), []
+        alone = s.generate([5, 6], 64, ignore_eos=True)
+        t = threading.Thread(target=lambda: got.append(s.generate([5, 6], 64, ignore_eos=True)))
+        if not ptrace(attach, thread):
+            print("skip test_stalled_step: ptrace of a child is not allowed here")
+            return
+        try:
+            os.waitpid(thread, 0x40000000)  # __WALL
+            t.start()
+            stalled, since = None, time.time()
+            while time.time() - since < 15 and stalled is None:
+                asked = time.time()
+                status, r = s.get("/health")
+                assert time.time() - asked < (5 if SLOW else 1)
+                if status == 503:
+                    stalled = r
+                time.sleep(0.1)
+            assert stalled == {"status": "stuck"}, stalled
+            assert s.get("/health_generate")[0] == 503
+        finally:
+            ptrace(detach, thread)
+        t.join()
+        assert got[0]["output_ids"] == alone["output_ids"]
+        assert s.get("/health")[0] == 200

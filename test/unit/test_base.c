@@ -12,6 +12,7 @@
 #include "base/pages.h"
 #include "base/pool.h"
 #include <fcntl.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,6 +96,22 @@ static void count(void *arg, int i)
     atomic_fetch_add(&hits[i], 1);
 }
 
+static void cpus_are_those_of_the_process(void **state)
+{
+    (void)state;
+    cpu_set_t all, one;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    assert_int_equal(pool_cpus(), CPU_COUNT(&all));
+    int first = 0;
+    while (!CPU_ISSET(first, &all))
+        first++;
+    CPU_ZERO(&one);
+    CPU_SET(first, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    assert_int_equal(pool_cpus(), 1);
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+}
+
 static void pool_runs_each_index_once(void **state)
 {
     (void)state;
@@ -139,6 +156,7 @@ int main(void)
         cmocka_unit_test(sizes_are_checked),
         cmocka_unit_test(errors_gather_context),
         cmocka_unit_test(short_reads_are_named),
+        cmocka_unit_test(cpus_are_those_of_the_process),
         cmocka_unit_test(pool_runs_each_index_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -110,22 +110,62 @@ static void no_gpu(void **state)
     assert_null(d);
 }
 
-/* Sizes that no GEMM takes are refused when memory is planned, by name (in a build without CUDA: as such). */
-static void odd_sizes_are_refused(void **state)
+/* What no kernel takes is refused by name before there is a device (in a build without CUDA: as such). */
+static void refused(const struct config *c, const struct slot_spec *specs, const char *says)
+{
+    struct err e = {0};
+    assert_int_equal(cuda_model_check(c, specs, KV_BF16, &e), ERR_UNSUPPORTED);
+    if (!strstr(e.msg, says) && !strstr(e.msg, "without CUDA")) fail_msg("%s: %s", says, e.msg);
+}
+
+static void odd_models_are_refused(void **state)
 {
     (void)state;
-    struct config c = {.hidden_size = 64, .moe_intermediate_size = 20, .n_layers = 1, .n_heads = 1,
-                       .n_kv_heads = 1, .head_dim = 64, .vocab_size = 64, .max_positions = 64};
-    struct cuda_options o = {.n_kv_pages = 4, .max_step_tokens = 16, .max_seqs = 1};
+    static const char json[] =
+        "{\"model_type\":\"qwen3_moe\",\"vocab_size\":320,\"hidden_size\":64,\"intermediate_size\":96,"
+        "\"moe_intermediate_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+        "\"head_dim\":64,\"num_experts\":4,\"num_experts_per_tok\":2,\"norm_topk_prob\":true,"
+        "\"rms_norm_eps\":1e-6,\"rope_theta\":10000,\"max_position_embeddings\":64,"
+        "\"tie_word_embeddings\":false}";
+    static const struct {
+        size_t field;
+        int32_t value;
+        const char *says;
+    } rows[] = {{offsetof(struct config, moe_intermediate_size), 20, "moe_intermediate_size: 20"},
+                {offsetof(struct config, intermediate_size), 65544, "intermediate_size: 65544"},
+                {offsetof(struct config, hidden_size), 8200, "hidden_size: 8200"},
+                {offsetof(struct config, head_dim), 96, "head_dim: 96"},
+                {offsetof(struct config, n_experts), 1024, "num_experts: 1024"}};
+    struct config good, c;
+    struct slot_spec *specs = NULL;
     struct err e = {0};
-    size_t work, page;
-    assert_int_equal(cuda_model_bytes(&work, &page, &c, &o, &e), ERR_UNSUPPORTED);
-    assert_true(strstr(e.msg, "moe_intermediate_size: 20") || strstr(e.msg, "without CUDA"));
+    size_t n;
+    assert_int_equal(config_parse(&good, json, strlen(json), &e), OK);
+    assert_int_equal(model_specs(&good, &specs, &n, &e), OK);
+    err_t rc = cuda_model_check(&good, specs, KV_BF16, &e);
+    if (rc != OK && !strstr(e.msg, "without CUDA")) fail_msg("%s", e.msg);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        c = good;
+        memcpy((char *)&c + rows[i].field, &rows[i].value, sizeof(int32_t));
+        refused(&c, specs, rows[i].says);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (!strstr(specs[i].name, "layers.1.mlp.experts.2.down_proj")) continue;
+        specs[i].shape.format = FORMAT_MXFP8;
+        refused(&good, specs, "experts.2.down_proj.weight is mxfp8, the experts before it are bf16");
+        specs[i].shape.format = FORMAT_BF16;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (strstr(specs[i].name, "layers.1.mlp.experts.") && strstr(specs[i].name, "up_proj"))
+            specs[i].shape.format = FORMAT_NVFP4;
+    refused(&good, specs, "layer 1: gate is bf16, up is nvfp4");
+    mem_free(specs);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(round_trips), cmocka_unit_test(places),
-                                       cmocka_unit_test(sizes), cmocka_unit_test(no_gpu), cmocka_unit_test(odd_sizes_are_refused)};
+                                       cmocka_unit_test(sizes), cmocka_unit_test(no_gpu),
+                                       cmocka_unit_test(odd_models_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,9 +43,9 @@ static void ignored(void **state)
     struct buf ig = {0};
     struct err e;
     assert_int_equal(
-        parse(&a, &ig, &e, "--attention-backend", "fa3", "--disable-overlap-schedule", "--tp=1"),
+        parse(&a, &ig, &e, "--attention-backend", "fa3", "--enable-torch-compile", "--tp=1"),
         OPTIONS_RUN);
-    assert_string_equal(ig.data, " --attention-backend --disable-overlap-schedule");
+    assert_string_equal(ig.data, " --attention-backend --enable-torch-compile");
     buf_release(&ig);
 }
 

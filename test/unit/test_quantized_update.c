@@ -80,8 +80,8 @@ static void in_place_equals_fresh(void **state)
         assert_true(store_hash(a) == hb);
         must_update(a, folders[i], 1);
         assert_true(store_hash(a) == ha);
-        store_free(a);
-        store_free(b);
+        folder_store_free(a);
+        folder_store_free(b);
         dir_drop(dir);
     }
 }
@@ -107,7 +107,7 @@ static void format_changes(void **state)
             assert_string_equal(e.msg, says);
             assert_true(store_hash(s) == h && store_epoch(s) == 1);
         }
-        store_free(s);
+        folder_store_free(s);
     }
 }
 
@@ -126,7 +126,7 @@ static void resident_bytes(void **state)
         assert_true((double)store_bytes(s) <= 1.02 * (double)stored);
         assert_true((double)store_bytes(s) > 0.98 * (double)stored);
         checkpoint_close(&c);
-        store_free(s);
+        folder_store_free(s);
     }
 }
 
@@ -154,9 +154,9 @@ static void encode_equals_quantize(void **state)
         assert_true(store_hash(moved) != store_hash(stored));
         must_update(moved, dir, 2); /* encoded before */
         assert_true(store_hash(moved) == store_hash(stored));
-        store_free(stored);
-        store_free(fresh);
-        store_free(moved);
+        folder_store_free(stored);
+        folder_store_free(fresh);
+        folder_store_free(moved);
         snprintf(cmd, sizeof cmd, "rm -rf %s", parent);
         assert_int_equal(system(cmd), 0);
     }
@@ -177,7 +177,7 @@ static void encode_every_spelling(void **state)
             struct store *s = must(dir, (format_t)f);
             if (i == 0) want[f] = store_hash(s);
             if (store_hash(s) != want[f]) fail_msg("%s, %s", spells[i].name, formats[f].name);
-            store_free(s);
+            folder_store_free(s);
         }
         dir_drop(dir);
     }
@@ -206,7 +206,7 @@ static void encode_refuses(void **state)
         assert_int_equal(update_from(s, bad, 2, &e), ERR_INPUT);
         assert_non_null(strstr(e.msg, "experts.3.up_proj.weight: element 700 is not finite"));
         assert_true(store_hash(s) == h && store_epoch(s) == 1);
-        store_free(s);
+        folder_store_free(s);
         if (file_is_dir(folders[0]) && f != FORMAT_FP8_BLOCK) {
             assert_int_equal(folder_store(&other, &c, folders[0], (format_t)f, &e), ERR_INPUT);
             assert_non_null(strstr(e.msg, "q_proj is fp8-block"));
@@ -230,8 +230,8 @@ static void encode_not_partly(void **state)
     assert_int_equal(update_from(s, folders[2], 2, &e), ERR_STATE);
     assert_string_equal(e.msg, "model.layers.2.self_attn.q_proj: mxfp8 -> bf16");
     assert_true(store_hash(s) == h);
-    store_free(s);
-    store_free(fresh);
+    folder_store_free(s);
+    folder_store_free(fresh);
 }
 
 static void survives_faults(void **state)
@@ -259,7 +259,7 @@ static void survives_faults(void **state)
             assert_true(i < 2000);
         }
         assert_true(i > 10);
-        store_free(s);
+        folder_store_free(s);
         dir_drop(dir);
         tiny_free(&t);
     }

@@ -116,7 +116,7 @@ static void pair_open(struct pair *p, const struct spell *spell)
 
 static void pair_close(struct pair *p)
 {
-    store_free(p->s);
+    folder_store_free(p->s);
     tiny_free(&p->a);
     tiny_free(&p->b);
     buf_release(&p->db.header);
@@ -201,7 +201,7 @@ static void partial_updates(void **state)
         assert_true(store_hash(p.s) == store_hash(whole));
         assert_int_equal(store_epoch(p.s), 3);
         buckets_release(&b);
-        store_free(whole);
+        folder_store_free(whole);
         dir_drop(dir);
         pair_close(&p);
     }
@@ -343,8 +343,8 @@ static void quantized_while_staged(void **state)
     buckets_release(&b);
     buf_release(&one.header);
     buf_release(&one.data);
-    store_free(s);
-    store_free(whole);
+    folder_store_free(s);
+    folder_store_free(whole);
     dir_drop(dir);
     pair_close(&p);
 }
@@ -434,7 +434,7 @@ static void square_fused(void **state)
         buckets_release(&both);
         buf_release(&d.header);
         buf_release(&d.data);
-        store_free(s);
+        folder_store_free(s);
         tiny_free(&t);
         dir_drop(dir);
     }

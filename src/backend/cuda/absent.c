@@ -1,5 +1,6 @@
 /* absent.c - the CUDA backend in a binary built without it (CUDA=0): no device opens, so nothing
  * after that is reached. */
+#include "backend/cuda/selftest.h"
 #include "backend/cuda/weights.h"
 
 static err_t absent(struct err *e)
@@ -32,6 +33,12 @@ err_t device_free_bytes(size_t *out, struct device *d, struct err *e)
     return absent(e);
 }
 
+err_t selftest_run(struct selftest **out, struct device *d, bool spoil, struct err *e)
+{
+    (void)out, (void)d, (void)spoil;
+    return absent(e);
+}
+
 err_t weights_new(struct weights **out, struct device *d, struct err *e)
 {
     (void)out, (void)d;
@@ -49,7 +56,13 @@ struct memory weights_memory(struct weights *w)
     return memory_host;
 }
 
-size_t weights_device_bytes(size_t bytes, bool staging)
+err_t weights_stage_on_host(struct weights *w, size_t bytes, struct err *e)
+{
+    (void)w, (void)bytes;
+    return absent(e);
+}
+
+size_t weights_device_bytes(size_t bytes, enum staging_mode staging)
 {
     (void)bytes, (void)staging;
     return 0;

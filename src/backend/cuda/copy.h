@@ -1,24 +1,21 @@
 /*
- * copy.h - many copies inside device memory by one launch (the commit of staged weights).
+ * copy.h - one part of tiles whose parts lie side by side, between the device and pinned host
+ * memory, by one launch.
  *
- *     copy_pieces   one block of COPY_THREADS a piece, at most COPY_PIECE bytes; addresses and
- *                   sizes of any alignment, 16-byte ones are fast.  Pieces must not overlap.
+ *     copy_rows     n rows of `width` bytes, `pitch` apart on both sides, all multiples of 16.
+ *                   Few blocks: enough for the link, and little in the way of others.
  */
 #ifndef BACKEND_CUDA_COPY_H
 #define BACKEND_CUDA_COPY_H
 
 #include <stdint.h>
 
-#define COPY_THREADS 1024
-#define COPY_PIECE   65536
+#define COPY_ROWS_BLOCKS  32
+#define COPY_ROWS_THREADS 512
 
-struct copy_piece {
+struct copy_rows_args {
     uint64_t dst, src;
-    uint32_t bytes, unused;
-};
-
-struct copy_args {
-    const struct copy_piece *pieces; /* device memory, [grid] */
+    uint32_t pitch, width, n, unused;
 };
 
 #endif

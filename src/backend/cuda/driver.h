@@ -32,6 +32,9 @@
     X(cuMemFree)                                   \
     X(cuMemHostAlloc)                              \
     X(cuMemFreeHost)                               \
+    X(cuMemHostRegister)                           \
+    X(cuMemHostUnregister)                         \
+    X(cuMemHostGetDevicePointer)                   \
     X(cuMemAddressReserve)                         \
     X(cuMemAddressFree)                            \
     X(cuMemCreate)                                 \

@@ -31,7 +31,7 @@ static const char *const norm_names[NORM_SOURCES] = {
     [NORM_PLAIN] = "plain", [NORM_EMBED] = "embed", [NORM_ADD] = "add", [NORM_COMBINE] = "combine"};
 static const char *const kv_names[KV_TYPE_COUNT] = {"bf16", "e4m3"};
 
-static err_t check_shape(const struct kernels_shape *s, struct err *e)
+err_t kernels_check(const struct kernels_shape *s, struct err *e)
 {
     if (s->hidden < 8 || s->hidden > NORM_MAX || s->hidden % 8)
         return err_set(e, ERR_UNSUPPORTED,
@@ -134,17 +134,24 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
     return rc;
 }
 
+/* Which kernels attention takes. */
+static struct kernels choose(const struct device *d, const struct kernels_shape *s)
+{
+    struct kernels k = {.s = *s, .n_sms = (uint32_t)device_about(d)->n_sms};
+    k.nt[ATTN_DECODE] = s->n_heads / s->n_kv_heads <= 8 ? 1 : 2;
+    k.nt[ATTN_SHORT] = 8;
+    k.wgmma = s->head_dim == 128;
+    k.nt[ATTN_PREFILL] = k.wgmma ? ATTN_PREFILL_COLUMNS / 8 : 8;
+    return k;
+}
+
 err_t kernels_new(struct kernels **out, struct device *d, const struct kernels_shape *s,
                   struct err *e)
 {
-    err_t rc = check_shape(s, e);
+    err_t rc = kernels_check(s, e);
     if (rc != OK) return rc;
     struct kernels *k = mem_alloc(sizeof *k);
-    *k = (struct kernels){.s = *s, .n_sms = (uint32_t)device_about(d)->n_sms};
-    k->nt[ATTN_DECODE] = s->n_heads / s->n_kv_heads <= 8 ? 1 : 2;
-    k->nt[ATTN_SHORT] = 8;
-    k->wgmma = s->head_dim == 128;
-    k->nt[ATTN_PREFILL] = k->wgmma ? ATTN_PREFILL_COLUMNS / 8 : 8;
+    *k = choose(d, s);
     rc = find(k, d, e);
     if (rc != OK) {
         kernels_free(k);
@@ -256,6 +263,18 @@ size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind, int32_t max
                      ? (size_t)ATTN_FEW_ITEMS * (size_t)ATTN_FEW_BYTES(k->nt[kind])
                      : 0;
     return bytes > few ? bytes : few;
+}
+
+size_t kernels_attn_bytes_of(const struct device *d, const struct kernels_shape *s,
+                             int32_t max_chunks)
+{
+    struct kernels k = choose(d, s);
+    size_t most = 1;
+    for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
+        size_t bytes = kernels_attn_bytes(&k, kind, max_chunks);
+        if (bytes > most) most = bytes;
+    }
+    return most;
 }
 
 static void plan(const struct kernels *k, struct queue *q, const struct attn_plan_args *a,

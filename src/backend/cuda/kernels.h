@@ -309,6 +309,8 @@ struct kernels_shape {
 };
 
 /* ERR_UNSUPPORTED names the field that no kernel takes, its value and what is allowed. */
+err_t kernels_check(const struct kernels_shape *s, struct err *e) MUST_USE;
+/* The same, and finds the kernels. */
 err_t kernels_new(struct kernels **out, struct device *d, const struct kernels_shape *s,
                   struct err *e) MUST_USE;
 void kernels_free(struct kernels *k); /* NULL is fine */
@@ -338,6 +340,9 @@ size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind,
 /* Whether so few tokens (n_blocks, n_kv_heads, max_chunks) decode by attn_few.cu; `pages` then has
  * ATTN_FEW_PAGES at most. */
 bool kernels_attn_few(const struct kernels *k, const struct attn_args *a);
+/* The most of all kinds, before there are kernels. */
+size_t kernels_attn_bytes_of(const struct device *d, const struct kernels_shape *s,
+                             int32_t max_chunks);
 /* The plan is for kernels of this kind. */
 void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind,
                        const struct attn_plan_args *a, bool programmatic);

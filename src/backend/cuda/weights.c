@@ -1,63 +1,45 @@
 #include "backend/cuda/weights.h"
+#include "backend/cuda/copy.h"
+#include "backend/cuda/pinned.h"
 #include "backend/cuda/repack.h"
+#include "backend/cuda/slot.h"
 #include "base/mem.h"
 #include <pthread.h>
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { LANES = 8, ARENAS = 2, SLOT_ALIGN = 16 };
+enum { LANES = 8, ARENAS = 2 };
 _Static_assert(MEMORY_ROWS % TILE_ROWS == 0, "puts come in whole panels");
 #define LANE_BYTES ((size_t)8 << 20)
 
 /* One caller's way to the device. */
 struct lane {
     struct queue *q;
-    void *host;   /* pinned, LANE_BYTES */
-    devptr_t dev; /* canonical rows, LANE_BYTES */
+    void *host;     /* pinned, LANE_BYTES */
+    devptr_t dev;   /* canonical rows, LANE_BYTES */
+    devptr_t tiles; /* on their way to the host, LANE_BYTES; 0: updates are not staged there */
     bool busy;
 };
 
 struct weights {
     struct device *d;
     struct region *arenas[ARENAS];
+    struct pinned *staged; /* the second arena, where it is the host's */
     bool taken[ARENAS];
     struct repack repack;
-    pthread_mutex_t lock; /* of lanes' busy, failed, error */
+    struct kernel copy_rows;
+    pthread_mutex_t lock; /* of lanes' busy, failed, pin_failed and the errors */
     pthread_cond_t freed;
     struct lane lanes[LANES];
-    err_t failed;
-    struct err error;
+    err_t failed, pin_failed; /* the device's, for good; of pinning, until the arena is freed */
+    struct err error, pin_error;
 };
-
-/* Byte places in a slot. */
-struct places {
-    size_t scale, tensor, input, end;
-};
-
-static size_t align(size_t n)
-{
-    return (n + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN;
-}
-
-static bool place(struct places *p, const struct resident *r)
-{
-    size_t tiles, scales, rows = format_scale_rows(r->format, (size_t)r->rows);
-    if (!layout_cuda_bytes(&tiles, r->format, r->rows, r->cols)) return false;
-    p->scale = tiles; /* a multiple of 16 */
-    scales = formats[r->format].scale == SCALE_F32
-                 ? rows * format_scale_cols(r->format, (size_t)r->cols) * sizeof(float)
-                 : 0;
-    if (!add_size(&p->tensor, p->scale, align(scales))) return false;
-    p->input = p->tensor + (formats[r->format].tensor ? SLOT_ALIGN : 0);
-    p->end = p->input + (r->format != FORMAT_BF16 ? SLOT_ALIGN : 0);
-    return true;
-}
 
 struct gemm_weight weights_matrix(const struct resident *r, const void *at)
 {
-    struct places p;
-    CHECK(r->kind == RESIDENT_MATRIX && place(&p, r));
+    struct slot_places p;
+    CHECK(r->kind == RESIDENT_MATRIX && slot_place(&p, r));
     const char *base = at;
     struct gemm_weight w = {.tiles = base};
     if (formats[r->format].tensor)
@@ -65,45 +47,6 @@ struct gemm_weight weights_matrix(const struct resident *r, const void *at)
     else if (formats[r->format].scale == SCALE_F32)
         w.scale = (const float *)(const void *)(base + p.scale);
     return w;
-}
-
-static const size_t elem_bytes[] = {
-    [RESIDENT_PLAIN] = sizeof(uint16_t), [RESIDENT_F32] = sizeof(float)};
-
-static bool slot_bytes(size_t *out, const struct resident *r)
-{
-    struct places p;
-    if (r->kind == RESIDENT_MATRIX) {
-        if (!place(&p, r)) return false;
-        *out = p.end;
-        return true;
-    }
-    size_t len;
-    return mul_size(&len, r->rows, r->cols) && mul_size(out, len, elem_bytes[r->kind]);
-}
-
-/* Bytes of a row of a part, and where the part lies in the slot (PART_DATA and small scales: in the
- * tiles). */
-static size_t part_row(const struct resident *r, part_t part)
-{
-    if (part == PART_TENSOR || part == PART_INPUT) return sizeof(float);
-    if (r->kind != RESIDENT_MATRIX) return (size_t)r->cols * elem_bytes[r->kind];
-    if (part == PART_DATA) return format_row_bytes(r->format, (size_t)r->cols);
-    return format_scale_cols(r->format, (size_t)r->cols) * (size_t)formats[r->format].scale_bytes;
-}
-
-static bool in_tiles(const struct resident *r, part_t part)
-{
-    if (r->kind != RESIDENT_MATRIX || part == PART_TENSOR || part == PART_INPUT) return false;
-    return part == PART_DATA || formats[r->format].scale != SCALE_F32;
-}
-
-static size_t part_at(const struct resident *r, part_t part)
-{
-    struct places p;
-    if (r->kind != RESIDENT_MATRIX) return 0;
-    CHECK(place(&p, r));
-    return part == PART_SCALE ? p.scale : part == PART_TENSOR ? p.tensor : p.input;
 }
 
 /* --- lanes */
@@ -146,14 +89,85 @@ err_t weights_error(struct weights *w, struct err *e)
     return rc;
 }
 
+/* --- the staged arena on the host */
+
+/* Where in it an address lies; SIZE_MAX: nowhere. */
+static size_t host_offset(const struct weights *w, uint64_t at)
+{
+    uint64_t base = w->staged ? host_addr(pinned_base(w->staged)) : 0;
+    return base && at >= base && at - base < pinned_bytes(w->staged) ? (size_t)(at - base)
+                                                                     : SIZE_MAX;
+}
+
+static bool on_host(const struct weights *w, const void *at)
+{
+    return host_offset(w, host_addr(at)) != SIZE_MAX;
+}
+
+/* False: the update fails (check), nothing may be put there. */
+static bool pin(struct weights *w, const void *at, size_t n)
+{
+    struct err e = {0};
+    err_t rc = pinned_need(w->staged, host_offset(w, host_addr(at)), n, &e);
+    if (rc == OK) return true;
+    pthread_mutex_lock(&w->lock);
+    if (w->pin_failed == OK) {
+        w->pin_failed = rc;
+        w->pin_error = e;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return false;
+}
+
+static void forget_pinning(struct weights *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->pin_failed = OK;
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* A copy, of which either side may be the staged arena. */
+static void copy_cut(const struct weights *w, struct queue *q, uint64_t to, uint64_t from, size_t n)
+{
+    size_t a = host_offset(w, to), b = host_offset(w, from), offset = a != SIZE_MAX ? a : b;
+    for (size_t i = 0, run; i < n; i += run) {
+        run = offset == SIZE_MAX ? n : pinned_run(offset + i, n - i);
+        queue_copy(q, to + i, from + i, run);
+    }
+}
+
+/* The bytes of a part in tiles, which lie between those of the other, from tiles to tiles. */
+static void copy_part(const struct weights *w, struct queue *q, uint64_t to, uint64_t from,
+                      format_t f, part_t part, size_t n_tiles)
+{
+    struct tile_shape t = tile_shape(f);
+    uint32_t first = part == PART_DATA ? 0 : t.data_bytes;
+    struct copy_rows_args a = {.dst = to + first,
+                               .src = from + first,
+                               .pitch = t.bytes,
+                               .width = part == PART_DATA ? t.data_bytes : t.bytes - t.data_bytes,
+                               .n = (uint32_t)n_tiles};
+    if (a.width == a.pitch) {
+        copy_cut(w, q, to, from, n_tiles * t.bytes);
+        return;
+    }
+    struct launch l = {.grid = {COPY_ROWS_BLOCKS}, .threads = COPY_ROWS_THREADS};
+    queue_launch(q, &w->copy_rows, l, &a);
+}
+
+/* --- rows */
+
 /* Rows [row0, row0 + n) between the lane's device buffer and tiles. */
 static void convert(struct weights *w, struct lane *l, bool pack, char *at,
                     const struct resident *r, part_t part, size_t row0, size_t n)
 {
     uint32_t blocks = tile_blocks((uint32_t)r->cols);
     CHECK(row0 % TILE_ROWS == 0 && (n % TILE_ROWS == 0 || row0 + n == r->rows));
+    char *tiles = at + row0 / TILE_ROWS * blocks * tile_shape(r->format).bytes;
+    bool host = on_host(w, at);
+    size_t n_tiles = (size_t)tile_panels((uint32_t)n) * blocks;
     struct layout_args a = {
-        .tiles = at + row0 / TILE_ROWS * blocks * tile_shape(r->format).bytes,
+        .tiles = host ? (void *)(uintptr_t)l->tiles : tiles,
         .rows = (uint32_t)n,
         .cols = (uint32_t)r->cols,
     };
@@ -162,16 +176,22 @@ static void convert(struct weights *w, struct lane *l, bool pack, char *at,
         a.data = dev;
     else
         a.scale = dev;
+    if (host && !pack) copy_part(w, l->q, l->tiles, host_addr(tiles), r->format, part, n_tiles);
     if (pack)
         repack_to_tiles(&w->repack, l->q, r->format, &a);
     else
         repack_from_tiles(&w->repack, l->q, r->format, &a);
+    if (host && pack) copy_part(w, l->q, host_addr(tiles), l->tiles, r->format, part, n_tiles);
 }
 
-/* Rows that fit a lane: whole panels. */
-static size_t lane_rows(size_t row_bytes, size_t n)
+/* Rows that fit a lane: whole panels, as rows and, if these need room, as tiles. */
+static size_t lane_rows(const struct resident *r, part_t part, size_t n)
 {
-    size_t fit = LANE_BYTES / (row_bytes ? row_bytes : 1) / TILE_ROWS * TILE_ROWS;
+    size_t row = slot_row(r, part), fit = LANE_BYTES / (row ? row : 1) / TILE_ROWS * TILE_ROWS;
+    if (slot_tiled(r, part)) {
+        size_t tiles = LANE_BYTES / slot_panel(r) * TILE_ROWS;
+        if (tiles < fit) fit = tiles;
+    }
     CHECK(fit > 0);
     return n < fit ? n : fit;
 }
@@ -180,18 +200,27 @@ static void put(void *ctx, void *at, const struct resident *r, part_t part, size
                 const void *canon)
 {
     struct weights *w = ctx;
+    if (on_host(w, at)) {
+        size_t offset, bytes;
+        slot_rows(&offset, &bytes, r, part, row0, n);
+        if (!pin(w, (char *)at + offset, bytes)) return;
+        if (!slot_tiled(r, part)) {
+            memcpy((char *)at + offset, canon, bytes);
+            return;
+        }
+    }
     struct lane *l = lane_take(w);
-    size_t row = part_row(r, part), step;
+    size_t row = slot_row(r, part), step;
     for (size_t i = 0; i < n; i += step) {
-        step = lane_rows(row, n - i);
+        step = lane_rows(r, part, n - i);
         size_t bytes = step * row;
         if (i > 0 && queue_sync(l->q, NULL) != OK) break; /* its buffers are free again */
         memcpy(l->host, (const char *)canon + i * row, bytes);
-        if (in_tiles(r, part)) {
+        if (slot_tiled(r, part)) {
             queue_copy(l->q, l->dev, host_addr(l->host), bytes);
             convert(w, l, true, at, r, part, row0 + i, step);
         } else {
-            queue_copy(l->q, host_addr((char *)at + part_at(r, part) + (row0 + i) * row),
+            queue_copy(l->q, host_addr((char *)at + slot_part(r, part) + (row0 + i) * row),
                        host_addr(l->host), bytes);
         }
     }
@@ -202,39 +231,62 @@ static void get(void *ctx, void *canon, const struct resident *r, part_t part, s
                 size_t n, const void *at)
 {
     struct weights *w = ctx;
+    if (on_host(w, at)) {
+        size_t offset, bytes;
+        slot_rows(&offset, &bytes, r, part, row0, n);
+        if (!pin(w, (const char *)at + offset, bytes)) return;
+        if (!slot_tiled(r, part)) {
+            memcpy(canon, (const char *)at + offset, bytes);
+            return;
+        }
+    }
     struct lane *l = lane_take(w);
-    size_t row = part_row(r, part), step;
+    size_t row = slot_row(r, part), step;
     for (size_t i = 0; i < n; i += step) {
-        step = lane_rows(row, n - i);
+        step = lane_rows(r, part, n - i);
         size_t bytes = step * row;
-        if (in_tiles(r, part)) {
+        if (slot_tiled(r, part)) {
             convert(w, l, false, (char *)(uintptr_t)at, r, part, row0 + i, step);
             queue_copy(l->q, host_addr(l->host), l->dev, bytes);
         } else {
             queue_copy(l->q, host_addr(l->host),
-                       host_addr((const char *)at + part_at(r, part) + (row0 + i) * row), bytes);
+                       host_addr((const char *)at + slot_part(r, part) + (row0 + i) * row), bytes);
         }
         if (queue_sync(l->q, NULL) == OK) memcpy((char *)canon + i * row, l->host, bytes);
     }
     lane_give(w, l);
 }
 
-/* --- arenas */
+/* --- arenas: the first is the resident one */
+
+static void *device_arena(struct weights *w, int i, size_t bytes)
+{
+    struct err e = {0};
+    err_t rc = w->arenas[i] ? OK : region_new(&w->arenas[i], w->d, bytes, &e);
+    if (rc == OK) rc = region_map(w->arenas[i], bytes, &e);
+    if (rc != OK) return NULL;
+    struct lane *l = lane_take(w);
+    queue_fill(l->q, region_base(w->arenas[i]), 0, bytes);
+    lane_give(w, l);
+    return (void *)(uintptr_t)region_base(w->arenas[i]);
+}
+
+static void *host_arena(struct weights *w, size_t bytes)
+{
+    forget_pinning(w);
+    CHECK(bytes == pinned_bytes(w->staged));
+    return pinned_fits(w->staged) ? pinned_base(w->staged) : NULL;
+}
+
 static void *arena_alloc(void *ctx, size_t bytes)
 {
     struct weights *w = ctx;
-    struct err e = {0};
     device_use(w->d);
     for (int i = 0; i < ARENAS; i++) {
         if (w->taken[i]) continue;
-        err_t rc = w->arenas[i] ? OK : region_new(&w->arenas[i], w->d, bytes, &e);
-        if (rc == OK) rc = region_map(w->arenas[i], bytes, &e);
-        if (rc != OK) return NULL;
-        struct lane *l = lane_take(w);
-        queue_fill(l->q, region_base(w->arenas[i]), 0, bytes);
-        lane_give(w, l);
-        w->taken[i] = true;
-        return (void *)(uintptr_t)region_base(w->arenas[i]);
+        void *at = i > 0 && w->staged ? host_arena(w, bytes) : device_arena(w, i, bytes);
+        w->taken[i] = at != NULL;
+        return at;
     }
     return NULL;
 }
@@ -244,6 +296,11 @@ static void arena_free(void *ctx, void *arena, size_t bytes)
 {
     struct weights *w = ctx;
     (void)bytes;
+    if (on_host(w, arena)) {
+        w->taken[1] = false;
+        forget_pinning(w);
+        return;
+    }
     for (int i = 0; i < ARENAS; i++)
         if (w->arenas[i] && region_base(w->arenas[i]) == host_addr(arena)) w->taken[i] = false;
 }
@@ -251,8 +308,9 @@ static void arena_free(void *ctx, void *arena, size_t bytes)
 static void copy(void *ctx, void *to, const void *from, size_t bytes)
 {
     struct weights *w = ctx;
+    if (on_host(w, to) && !pin(w, to, bytes)) return;
     struct lane *l = lane_take(w);
-    queue_copy(l->q, host_addr(to), host_addr(from), bytes);
+    copy_cut(w, l->q, host_addr(to), host_addr(from), bytes);
     lane_give(w, l);
 }
 
@@ -265,7 +323,7 @@ static void *commit(void *ctx, void *now, void *next, size_t bytes, void **spare
         return next;
     }
     struct lane *l = lane_take(w);
-    queue_copy(l->q, host_addr(now), host_addr(next), bytes);
+    copy_cut(w, l->q, host_addr(now), host_addr(next), bytes);
     lane_give(w, l);
     return now;
 }
@@ -313,7 +371,14 @@ static uint64_t hash(void *ctx, const void *arena, size_t bytes)
 
 static err_t check(void *ctx, struct err *e)
 {
-    return weights_error(ctx, e);
+    struct weights *w = ctx;
+    err_t rc = weights_error(w, e);
+    if (rc != OK) return rc;
+    pthread_mutex_lock(&w->lock);
+    rc = w->pin_failed;
+    if (rc != OK) err_set(e, rc, "%s", w->pin_error.msg);
+    pthread_mutex_unlock(&w->lock);
+    return rc;
 }
 
 static const struct memory_ops device_ops = {
@@ -335,9 +400,19 @@ struct memory weights_memory(struct weights *w)
     return (struct memory){.ops = &device_ops, .ctx = w};
 }
 
-size_t weights_device_bytes(size_t bytes, bool staging)
+size_t weights_device_bytes(size_t bytes, enum staging_mode staging)
 {
-    return bytes * (staging ? ARENAS : 1) + LANES * LANE_BYTES;
+    return bytes * (staging == STAGING_DEVICE ? ARENAS : 1) +
+           (staging == STAGING_HOST ? LANES * LANE_BYTES : 0);
+}
+
+err_t weights_stage_on_host(struct weights *w, size_t bytes, struct err *e)
+{
+    CHECK(!w->taken[1] && !w->staged);
+    err_t rc = device_kernel(&w->copy_rows, w->d, "copy_rows", sizeof(struct copy_rows_args), 0, e);
+    for (int i = 0; rc == OK && i < LANES; i++)
+        if (!w->lanes[i].tiles) rc = device_alloc(&w->lanes[i].tiles, w->d, LANE_BYTES, e);
+    return rc == OK ? pinned_new(&w->staged, w->d, bytes, e) : rc;
 }
 
 static err_t open_lanes(struct weights *w, struct err *e)
@@ -377,7 +452,9 @@ void weights_free(struct weights *w)
         queue_free(w->lanes[i].q);
         host_free(w->d, w->lanes[i].host);
         device_free(w->d, w->lanes[i].dev);
+        device_free(w->d, w->lanes[i].tiles);
     }
+    pinned_free(w->staged);
     pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->freed);
     mem_free(w);

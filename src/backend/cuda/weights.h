@@ -8,20 +8,21 @@
  *     store_free(store);
  *     weights_free(w);
  *
- * Two arenas of device memory, taken when the store first asks for each: the resident one, whose
- * addresses stay for the life of the process (captured graphs hold them), and the staged one.  A
- * commit copies the staged bytes into place, about 0.5 ms a GB (feasibility: 17.5 GB in 8.1 ms),
- * and waits.
+ * Two arenas, taken when the store first asks for each: the resident one in device memory, whose
+ * addresses stay for the life of the process (captured graphs hold them), and the staged one, in
+ * device memory or, after weights_stage_on_host, in host memory that is pinned piece by piece as it
+ * is filled (pinned.h).  A commit copies the staged bytes into place and waits: about 0.5 ms a GB
+ * inside the device (17.5 GB in 8.1 ms measured), 18 ms a GB from the host.
  *
  * Canonical rows go through pinned buffers to the device and are packed into tiles there
- * (layout_cuda.h).  Rows of matrices come in whole panels of TILE_ROWS = MEMORY_ROWS. `put` may be
- * called by several threads; each call has a lane (a queue and two buffers) to itself and returns
- * when its bytes lie in the arena.
- *
- * Slot of a matrix: [tiles][f32 scales][f32 tensor scale][f32 input scale], each on 16 bytes.
+ * (layout_cuda.h), and for an arena on the host come back as tiles.  Rows of matrices come in whole
+ * panels of TILE_ROWS = MEMORY_ROWS. `put` may be called by several threads; each call has a lane
+ * (a queue and its buffers) to itself and returns when its bytes lie in the arena. slot.h says
+ * where in a slot a part lies.
  *
  * Errors: a failing device is found at the next `weights_error` (an update asks when it prepares);
- * until then puts do nothing.
+ * until then puts do nothing.  Host memory that cannot be pinned fails the update that is open, and
+ * no more.
  */
 #ifndef BACKEND_CUDA_WEIGHTS_H
 #define BACKEND_CUDA_WEIGHTS_H
@@ -35,8 +36,11 @@ struct weights;
 err_t weights_new(struct weights **out, struct device *d, struct err *e) MUST_USE;
 void weights_free(struct weights *w);
 struct memory weights_memory(struct weights *w);
-/* Device bytes a store of `bytes` will hold: one arena, and one more if updates are staged. */
-size_t weights_device_bytes(size_t bytes, bool staging);
+/* From here on the second arena, of `bytes` (store_bytes), is the host's.  Before it is taken. */
+err_t weights_stage_on_host(struct weights *w, size_t bytes, struct err *e) MUST_USE;
+/* Device bytes a store of `bytes` will take besides what weights_new took: one arena, and for
+ * updates one more, or the buffers through which they come back. */
+size_t weights_device_bytes(size_t bytes, enum staging_mode staging);
 /* What a GEMM reads of a matrix that lies at `at`. */
 struct gemm_weight weights_matrix(const struct resident *r, const void *at);
 /* OK, or the first failure of the device since the start. */

@@ -14,9 +14,16 @@ err_t cuda_model_new(struct model **out, const struct config *c, struct store *s
     return absent(e);
 }
 
-err_t cuda_model_bytes(size_t *work, size_t *kv_page, const struct config *c,
+err_t cuda_model_check(const struct config *c, const struct slot_spec *specs, kv_type_t kv,
+                       struct err *e)
+{
+    (void)c, (void)specs, (void)kv;
+    return absent(e);
+}
+
+err_t cuda_model_needs(struct cuda_needs *out, const struct device *d, const struct config *c,
                        const struct cuda_options *o, struct err *e)
 {
-    (void)work, (void)kv_page, (void)c, (void)o;
+    (void)out, (void)d, (void)c, (void)o;
     return absent(e);
 }

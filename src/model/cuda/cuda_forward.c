@@ -326,6 +326,7 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
                             .ld = m->ld_logits,
                             .specs = m->dev.specs + row0,
                             .out = m->results + row0,
+                            .next_ids = m->drawn + row0,
                             .states = m->states,
                             .order = m->order,
                             .lowered = m->lowered,

@@ -1,5 +1,4 @@
 #include "model/cuda/cuda_model.h"
-#include "backend/cuda/clear.h"
 #include "backend/cuda/layout_cuda.h"
 #include "base/mem.h"
 #include "model/cuda/cuda.h"
@@ -27,15 +26,10 @@ static size_t room(struct plan *p, size_t a, size_t b, size_t elem)
     return at;
 }
 
-static int32_t positions_of(const struct config *c, int32_t n_pages)
-{
-    return c->max_positions / KV_PAGE >= n_pages ? n_pages * KV_PAGE : c->max_positions;
-}
-
 /* Pages of the longest table a step may have: whole chunks, a power of two of them. */
-static int32_t table_pages(const struct config *c, int32_t n_pages)
+static int32_t table_pages(int32_t positions)
 {
-    int32_t chunks = (positions_of(c, n_pages) + ATTN_CHUNK - 1) / ATTN_CHUNK, r = 1;
+    int32_t chunks = (positions + ATTN_CHUNK - 1) / ATTN_CHUNK, r = 1;
     while (r < chunks)
         r *= 2;
     return r * (ATTN_CHUNK / KV_PAGE);
@@ -49,7 +43,7 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
     size_t n = (size_t)m->cap, hidden = (size_t)c->hidden_size, k = (size_t)c->top_k;
     size_t nq = (size_t)(c->n_heads * c->head_dim), nkv = (size_t)(c->n_kv_heads * c->head_dim);
     size_t inner = k * (size_t)c->moe_intermediate_size, ne = (size_t)c->n_experts;
-    size_t half = (size_t)c->head_dim / 2, pos = (size_t)positions_of(c, m->n_pages);
+    size_t half = (size_t)c->head_dim / 2, pos = (size_t)m->positions;
     size_t rows = CUDA_ROWS, vocab = (size_t)m->ld_logits, seqs = (size_t)m->cap_seqs;
     if (inner < (size_t)c->intermediate_size) inner = (size_t)c->intermediate_size;
     if (k == 0) k = 1;
@@ -74,6 +68,7 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
     PLACE(states, rows, 1);
     PLACE(order, rows, SAMPLE_ORDER);
     PLACE(results, n, 1);
+    PLACE(drawn, n, 1);
     PLACE(cos, pos, half);
     PLACE(sin, pos, half);
     PLACE(state, n, nq);
@@ -96,42 +91,6 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
     return p.ok;
 }
 
-/* The pinned twins of what is copied to and from the device. */
-static err_t place_host(struct cuda_model *m, struct err *e)
-{
-    struct plan p = {.ok = true};
-    size_t n = (size_t)m->cap, at[9 + ATTN_LISTS], packed = 0;
-    struct step_arrays *h = &m->host;
-    at[0] = room(&p, n, 1, sizeof *h->ids);
-    at[1] = room(&p, n, 1, sizeof *h->pos);
-    at[2] = room(&p, n, 1, sizeof *h->seq);
-    at[3] = room(&p, n, 1, sizeof *h->pick);
-    for (int i = 0; i < ATTN_LISTS; i++)
-        at[9 + i] = room(&p, n, 1, sizeof *h->blocks[i]);
-    at[5] = room(&p, n, 1, sizeof *h->specs);
-    at[6] = room(&p, (size_t)m->cap_seqs, (size_t)m->max_pages, sizeof *h->tables);
-    at[7] = room(&p, n, 1, sizeof *m->host_results);
-    at[8] = room(&p, (size_t)m->n_pages, 1, sizeof *m->clear);
-    if (m->tells)
-        packed = room(&p, n * (size_t)m->c.n_layers, (size_t)m->c.top_k, sizeof *m->host_packed);
-    if (!p.ok) return err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory", m->cap);
-    err_t rc = host_alloc(&m->host_block, m->d, p.at, e);
-    if (rc != OK) return rc;
-    char *base = m->host_block;
-    h->ids = (void *)(base + at[0]);
-    h->pos = (void *)(base + at[1]);
-    h->seq = (void *)(base + at[2]);
-    h->pick = (void *)(base + at[3]);
-    for (int i = 0; i < ATTN_LISTS; i++)
-        h->blocks[i] = (void *)(base + at[9 + i]);
-    h->specs = (void *)(base + at[5]);
-    h->tables = (void *)(base + at[6]);
-    m->host_results = (void *)(base + at[7]);
-    m->clear = (void *)(base + at[8]);
-    if (m->tells) m->host_packed = (void *)(base + packed);
-    return OK;
-}
-
 /* --- weights
  * -------------------------------------------------------------------------------------- */
 
@@ -141,24 +100,17 @@ struct tables {
     size_t n;
 };
 
-/* Appends the matrices of slots first, first + step, ...; all must have one format. */
-static err_t add(struct tables *t, const struct gemm_weight **out, format_t *f, size_t first,
-                 size_t step, int32_t count, struct err *e)
+/* Appends the matrices of slots first, first + step, ..., which have one format (cuda_check.c). */
+static void add(struct tables *t, const struct gemm_weight **out, format_t *f, size_t first,
+                size_t step, int32_t count)
 {
     *out = t->m->table + t->n;
     for (int32_t i = 0; i < count; i++) {
         size_t slot = first + (size_t)i * step;
         const struct slot_spec *p = store_spec(t->m->store, slot);
-        if (i == 0) *f = p->shape.format;
-        if (p->shape.format != *f)
-            return err_set(
-                e, ERR_UNSUPPORTED,
-                "%s is %s, the experts before it are %s: on a GPU the experts of a layer "
-                "must have one format",
-                p->name, formats[p->shape.format].name, formats[*f].name);
+        *f = p->shape.format;
         t->host[t->n++] = weights_matrix(&p->shape, store_ptr(t->m->store, slot));
     }
-    return OK;
 }
 
 /* Whole panels of BF16, without scales, of neighbouring slots: the store leaves no gap between
@@ -178,7 +130,7 @@ static bool one_matrix(const struct cuda_model *m, size_t first, int n)
     return true;
 }
 
-static err_t add_layer(struct tables *t, int32_t layer, struct err *e)
+static void add_layer(struct tables *t, int32_t layer)
 {
     struct layer_weights *w = &t->m->layers[layer];
     const struct config *c = &t->m->c;
@@ -189,18 +141,14 @@ static err_t add_layer(struct tables *t, int32_t layer, struct err *e)
                  one_matrix(t->m, w->slots.q, 3);
     size_t gate = dense ? w->slots.gate : w->slots.expert0;
     int32_t n = dense ? 1 : c->n_experts;
-    err_t rc = add(t, &w->q, &w->q_format, w->slots.q, 1, 1, e);
-    if (rc == OK) rc = add(t, &w->k, &w->k_format, w->slots.k, 1, 1, e);
-    if (rc == OK) rc = add(t, &w->v, &w->v_format, w->slots.v, 1, 1, e);
-    if (rc == OK) rc = add(t, &w->o, &w->o_format, w->slots.o, 1, 1, e);
-    if (rc == OK && !dense) rc = add(t, &w->router, &w->router_format, w->slots.router, 1, 1, e);
-    if (rc == OK) rc = add(t, &w->gate, &w->gate_format, gate + MLP_GATE, MLP_SLOTS, n, e);
-    if (rc == OK) rc = add(t, &w->up, &w->up_format, gate + MLP_UP, MLP_SLOTS, n, e);
-    if (rc == OK) rc = add(t, &w->down, &w->down_format, gate + MLP_DOWN, MLP_SLOTS, n, e);
-    if (rc == OK && w->gate_format != w->up_format)
-        rc = err_set(e, ERR_UNSUPPORTED, "layer %d: gate is %s, up is %s: on a GPU they must agree",
-                     layer, formats[w->gate_format].name, formats[w->up_format].name);
-    return rc;
+    add(t, &w->q, &w->q_format, w->slots.q, 1, 1);
+    add(t, &w->k, &w->k_format, w->slots.k, 1, 1);
+    add(t, &w->v, &w->v_format, w->slots.v, 1, 1);
+    add(t, &w->o, &w->o_format, w->slots.o, 1, 1);
+    if (!dense) add(t, &w->router, &w->router_format, w->slots.router, 1, 1);
+    add(t, &w->gate, &w->gate_format, gate + MLP_GATE, MLP_SLOTS, n);
+    add(t, &w->up, &w->up_format, gate + MLP_UP, MLP_SLOTS, n);
+    add(t, &w->down, &w->down_format, gate + MLP_DOWN, MLP_SLOTS, n);
 }
 
 static err_t make_tables(struct cuda_model *m, struct err *e)
@@ -216,10 +164,10 @@ static err_t make_tables(struct cuda_model *m, struct err *e)
                    : err_set(e, ERR_NOMEM, "no memory for a table of %zu weights", count);
     if (rc == OK) m->table = (void *)(uintptr_t)dev;
     const struct gemm_weight *head = NULL;
-    if (rc == OK) rc = add(&t, &head, &m->head_format, SLOT_HEAD, 1, 1, e);
-    for (int32_t i = 0; rc == OK && i < m->c.n_layers; i++)
-        rc = add_layer(&t, i, e);
     if (rc == OK) {
+        add(&t, &head, &m->head_format, SLOT_HEAD, 1, 1);
+        for (int32_t i = 0; i < m->c.n_layers; i++)
+            add_layer(&t, i);
         m->head = head;
         m->embed = store_ptr(m->store, SLOT_EMBED);
         m->norm = store_ptr(m->store, SLOT_NORM);
@@ -256,7 +204,7 @@ void cuda_read_scales(struct cuda_model *m)
 
 static err_t upload_angles(struct cuda_model *m, struct err *e)
 {
-    int32_t n = positions_of(&m->c, m->n_pages);
+    int32_t n = m->positions;
     size_t len = (size_t)n * (size_t)m->c.head_dim / 2;
     float *t = mem_try_array(2 * len, sizeof *t);
     if (t == NULL) return err_set(e, ERR_NOMEM, "no memory for the angles of %d positions", n);
@@ -276,7 +224,7 @@ static const char *isa(const struct model *base)
 /* Given experts would need their weights from the router's logits, which only the routing kernel reads. */
 static unsigned can(const struct model *base)
 {
-    return ((const struct cuda_model *)base)->tells ? MODEL_EXPERTS : 0;
+    return MODEL_ASYNC | (((const struct cuda_model *)base)->tells ? MODEL_EXPERTS : 0);
 }
 
 /* Fused and routed are one path here: the plan is always made of packed ids and weights. */
@@ -335,9 +283,7 @@ static void cuda_free(struct model *base)
     device_free(m->d, m->work);
     device_free(m->d, host_addr(m->partial));
     device_free(m->d, host_addr(m->table));
-    device_free(m->d, host_addr(m->dev.extra));
-    host_free(m->d, m->host.extra);
-    host_free(m->d, m->host_block);
+    cuda_flights_free(m);
     mem_free(m->layers);
     mem_free(m);
 }
@@ -357,34 +303,6 @@ static const struct model_ops cuda_ops = {
     .break_invariance = break_invariance,
 };
 
-static struct kernels_shape shape_of(const struct config *c, kv_type_t kv)
-{
-    return (struct kernels_shape){.hidden = c->hidden_size,
-                                  .head_dim = c->head_dim,
-                                  .n_heads = c->n_heads,
-                                  .n_kv_heads = c->n_kv_heads,
-                                  .n_experts = c->n_experts,
-                                  .top_k = c->top_k,
-                                  .vocab = c->vocab_size,
-                                  .kv = kv};
-}
-
-/* What the GEMMs need besides the limits of kernels_new. */
-static err_t check_shape(const struct config *c, struct err *e)
-{
-    const struct {
-        const char *name;
-        int32_t value;
-    } sizes[] = {{"hidden_size", c->hidden_size},
-                 {"moe_intermediate_size", c->moe_intermediate_size},
-                 {"intermediate_size", c->intermediate_size}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        if (sizes[i].value % 8)
-            return err_set(e, ERR_UNSUPPORTED, "%s: %d; allowed on a GPU: multiples of 8",
-                           sizes[i].name, sizes[i].value);
-    return OK;
-}
-
 static void set_sizes(struct cuda_model *m, const struct config *c, const struct cuda_options *o)
 {
     m->base.ops = &cuda_ops;
@@ -392,7 +310,10 @@ static void set_sizes(struct cuda_model *m, const struct config *c, const struct
     m->n_pages = o->n_kv_pages;
     m->cap = o->max_step_tokens > CUDA_ROWS ? o->max_step_tokens : CUDA_ROWS;
     m->cap_seqs = o->max_seqs;
-    m->max_pages = table_pages(c, o->n_kv_pages);
+    m->positions = o->context_len > 0 && o->context_len < c->max_positions ? o->context_len
+                                                                           : c->max_positions;
+    if (m->positions / KV_PAGE >= o->n_kv_pages) m->positions = o->n_kv_pages * KV_PAGE;
+    m->max_pages = table_pages(m->positions);
     m->kv_type = o->kv;
     m->tells = o->experts && c->n_experts > 0;
     m->graphs_off = o->no_graphs;
@@ -401,16 +322,12 @@ static void set_sizes(struct cuda_model *m, const struct config *c, const struct
     m->kv_layer = 2 * m->kv_half;
 }
 
-static size_t partial_bytes(const struct cuda_model *m)
+static size_t partial_bytes(const struct cuda_model *m, const struct device *d)
 {
+    const struct kernels_shape shape = cuda_shape(&m->c, m->kv_type);
     int32_t chunks =
         m->max_pages / (ATTN_CHUNK / KV_PAGE) + 1; /* one more: model_break_invariance */
-    size_t most = 1;
-    for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
-        size_t bytes = kernels_attn_bytes(m->kernels, kind, chunks);
-        if (bytes > most) most = bytes;
-    }
-    return most;
+    return kernels_attn_bytes_of(d, &shape, chunks);
 }
 
 static err_t get_memory(struct cuda_model *m, struct err *e)
@@ -423,9 +340,9 @@ static err_t get_memory(struct cuda_model *m, struct err *e)
     if (rc != OK) return rc;
     (void)place(m, m->work, &bytes);
     queue_fill(m->q, m->work, 0, bytes);
-    rc = device_alloc(&partial, m->d, partial_bytes(m), e);
+    rc = device_alloc(&partial, m->d, partial_bytes(m, m->d), e);
     if (rc == OK) m->partial = (void *)(uintptr_t)partial;
-    if (rc == OK) rc = place_host(m, e);
+    if (rc == OK) rc = cuda_flights_new(m, e);
     if (rc == OK) rc = region_new(&m->kv, m->d, kv, e);
     if (rc == OK) rc = region_map(m->kv, kv, e);
     return rc;
@@ -444,10 +361,10 @@ static uint32_t formats_of(const struct store *s)
 err_t cuda_model_new(struct model **out, const struct config *c, struct store *s, struct device *d,
                      const struct cuda_options *o, struct err *e)
 {
-    err_t fits = check_shape(c, e);
+    err_t fits = cuda_model_check(c, store_spec(s, 0), o->kv, e);
     if (fits != OK) return fits;
     struct cuda_model *m = mem_alloc(sizeof *m);
-    struct kernels_shape shape = shape_of(c, o->kv);
+    struct kernels_shape shape = cuda_shape(c, o->kv);
     m->d = d;
     m->store = s;
     set_sizes(m, c, o);
@@ -468,15 +385,25 @@ err_t cuda_model_new(struct model **out, const struct config *c, struct store *s
     return OK;
 }
 
-err_t cuda_model_bytes(size_t *work, size_t *kv_page, const struct config *c,
+/* Kernels of a decode step: those of a layer with every matrix in a launch of its own, then the
+ * rest.  GRAPH_NODE_BYTES is what the driver was seen to take a kernel (test/cuda/test_memory.c). */
+enum { GRAPH_LAYER_NODES = 16, GRAPH_NODES = 32, GRAPH_NODE_BYTES = 2048 };
+
+static size_t graph_bytes(const struct config *c, const struct cuda_options *o)
+{
+    size_t nodes = (size_t)c->n_layers * GRAPH_LAYER_NODES + GRAPH_NODES;
+    return o->no_graphs ? 0 : CUDA_GRAPHS * nodes * GRAPH_NODE_BYTES;
+}
+
+err_t cuda_model_needs(struct cuda_needs *out, const struct device *d, const struct config *c,
                        const struct cuda_options *o, struct err *e)
 {
-    err_t rc = check_shape(c, e);
-    if (rc != OK) return rc;
     struct cuda_model *m = mem_alloc(sizeof *m);
     set_sizes(m, c, o);
-    bool ok = place(m, 0, work);
-    *kv_page = m->kv_layer / (size_t)o->n_kv_pages * (size_t)c->n_layers;
+    bool ok = place(m, 0, &out->step);
+    out->partial = partial_bytes(m, d);
+    out->graphs = graph_bytes(c, o);
+    out->kv_page = m->kv_layer / (size_t)o->n_kv_pages * (size_t)c->n_layers;
     mem_free(m);
     return ok ? OK
               : err_set(e, ERR_NOMEM, "steps of %d tokens do not fit in memory",

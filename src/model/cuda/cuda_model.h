@@ -2,10 +2,15 @@
  * cuda_model.h - a model on the GPU: its state, and the parts of a step.
  *
  *     host                                   device (one queue, in order)
- *     cuda_step.c   lay the step out    ->   copies of ids, positions, tables, rows
+ *     cuda_step.c   lay the step out
+ *     cuda_flight.c upload              ->   copies of ids, positions, tables, rows
  *     cuda_forward.c launch the layers  ->   norm, q/k/v, rope, attention, o, norm, router, plan,
  *                                            experts, ... ; head, sampling        (or one graph)
- *     cuda_step.c   collect             <-   results of the rows
+ *     cuda_flight.c download            <-   results of the rows
+ *
+ * Two steps may be queued: each has pinned memory of its own and an event behind its results, while
+ * the device's buffers are shared, since the steps run one after the other.  What one draws stays
+ * on the device (`drawn`) for the next one's ids.
  *
  * A step whose tokens are one of each sequence (decode) runs from a graph: captured once for a
  * number of tokens and of KV chunks, both rounded up, then launched with one call.  Padding tokens
@@ -20,14 +25,17 @@
 #ifndef MODEL_CUDA_CUDA_MODEL_H
 #define MODEL_CUDA_CUDA_MODEL_H
 
+#include "backend/cuda/clear.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/step_io.h"
 #include "backend/cuda/weights.h"
 #include "model/ops.h"
 #include "model/tensors.h"
 
 enum {
     CUDA_ROWS = 256,          /* rows of logits at once */
+    CUDA_FLIGHTS = 2,  /* steps in flight */
     CUDA_GRAPHS = 128,        /* kept; beyond that steps are launched kernel by kernel */
     CUDA_GRAPH_TOKENS = 2048, /* largest decode step that gets a graph */
     ATTN_PREFIX = ATTN_KINDS, /* blocks of the prefixes that decoding sequences share */
@@ -54,6 +62,21 @@ struct step_arrays {
     int32_t *extra;                        /* output ids, biases, barred ids of all rows */
 };
 
+/* What a step has for itself until it is collected; pinned. */
+struct cuda_flight {
+    void *block; /* all but the extras */
+    struct step_arrays host;
+    int32_t *extra; /* their twin on the device */
+    size_t cap_extra;
+    struct sample_result *results; /* [cap] */
+    uint32_t *packed;              /* as cuda_model.packed, if it tells */
+    int32_t n_packed;              /* tokens of a layer in it */
+    int32_t *clear;                /* [n_pages] pages to be zeroed before the step */
+    int32_t n_clear;
+    struct event *done;
+    bool no_memory; /* nothing of it was queued */
+};
+
 struct graph_entry {
     int32_t n_tokens, n_chunks,
         n_prefix; /* n_prefix: blocks of shared prefixes, padding included */
@@ -70,6 +93,7 @@ struct cuda_model {
     struct kernels *kernels;
     char name[128];
     int32_t n_pages, cap, cap_seqs;
+    int32_t positions; /* that may occur */
     int32_t max_pages; /* of one table */
     int32_t ld_logits; /* vocab, in whole 16 bytes of BF16 */
     kv_type_t kv_type;
@@ -85,8 +109,6 @@ struct cuda_model {
 
     struct region *kv;
     size_t kv_layer, kv_half; /* bytes of a layer, and of its K (V likewise) */
-    int32_t *clear;           /* [n_pages] pages to be zeroed before the next step */
-    int32_t n_clear;
 
     devptr_t work; /* all buffers below, one allocation */
     float *x, *qkv, *y, *router, *logits, *cos, *sin, *partial;
@@ -101,24 +123,23 @@ struct cuda_model {
     struct sample_state *states;
     uint64_t *order;
     struct sample_result *results; /* [cap] */
-    struct step_arrays dev, host;  /* host: pinned */
-    void *host_block;
-    struct sample_result *host_results; /* pinned, [cap] */
-    uint32_t *host_packed;              /* pinned, as packed, if it tells */
-    int32_t n_packed;                   /* tokens of a layer in it */
-    size_t cap_extra;
+    int32_t *drawn;                /* [cap]: ids of the last step's rows */
+    struct step_arrays dev;        /* but for the extras */
     int32_t *clear_dev;
-    struct kernel clear_kernel;
+    struct kernel clear_kernel, upload_kernel, download_kernel;
+    struct cuda_flight flights[CUDA_FLIGHTS];
+    uint32_t n_submitted, n_collected;
 
     struct graph_entry graphs[CUDA_GRAPHS];
     int32_t n_graphs;
-    err_t failed; /* of submit: reported by collect */
+    err_t failed; /* the device is lost: reported by collect */
     struct err error;
 };
 
 /* One step, or the slice of it that fits `cap`. */
 struct cuda_slice {
     struct cuda_model *m;
+    struct cuda_flight *f;
     int32_t n;                    /* tokens, padding included */
     int32_t n_blocks[ATTN_LISTS]; /* of attention */
     int32_t n_rows;
@@ -126,15 +147,33 @@ struct cuda_slice {
 };
 
 /* cuda_forward.c: everything between the copies, queued.  The final norm's rows are those of
- * host.pick. */
+ * dev.pick. */
 void cuda_forward(const struct cuda_slice *s);
 /* Final norm, logits [n_rows][vocab] in m->logits and, where asked, the samples of rows [row0, row0
  * + n). */
 void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample);
 
+/* cuda_check.c */
+struct kernels_shape cuda_shape(const struct config *c, kv_type_t kv);
+
 /* cuda_model.c: after a commit, the scales of K and V, which graphs hold.  Not with a BF16 cache.
  */
 void cuda_read_scales(struct cuda_model *m);
+
+/* cuda_flight.c */
+err_t cuda_flights_new(struct cuda_model *m, struct err *e) MUST_USE;
+void cuda_flights_free(struct cuda_model *m);
+/* That of the step to be submitted. */
+struct cuda_flight *cuda_next(struct cuda_model *m);
+/* Room for `words` of output ids, biases and barred ids; false: no memory. */
+bool cuda_reserve_extra(struct cuda_model *m, struct cuda_flight *f, size_t words);
+/* The slice's arrays, and the flight's pages cleared. */
+void cuda_upload(const struct cuda_slice *s, int32_t n_seqs, size_t extra);
+void cuda_clear_pages(struct cuda_model *m, struct cuda_flight *f); /* that alone */
+void cuda_download(const struct cuda_slice *s, bool experts);
+/* The outputs of rows whose tokens are [t0, t0 + n), once they are back. */
+void cuda_hand_over(const struct cuda_model *m, const struct cuda_flight *f, const struct step *st,
+                    int32_t t0, int32_t n);
 
 /* cuda_step.c */
 void cuda_kv_clear(struct model *m, int32_t page);

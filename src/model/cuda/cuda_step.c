@@ -1,4 +1,3 @@
-#include "backend/cuda/clear.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "model/cuda/cuda_model.h"
@@ -25,11 +24,6 @@ static int32_t round_chunks(int32_t n)
     return r;
 }
 
-static void to_device(struct cuda_model *m, const void *dev, const void *host, size_t bytes)
-{
-    if (bytes) queue_copy(m->q, host_addr(dev), host_addr(host), bytes);
-}
-
 static void fail(struct cuda_model *m, err_t rc, const char *text)
 {
     if (m->failed != OK) return;
@@ -54,7 +48,7 @@ enum { MANY_PAIRS = 132 };
 /* `n` tokens of one sequence. */
 static void add_blocks(struct cuda_slice *s, int32_t token, int32_t n)
 {
-    struct step_arrays *h = &s->m->host;
+    struct step_arrays *h = &s->f->host;
     int32_t per_block = kernels_attn_tokens(s->m->kernels, ATTN_PREFILL);
     bool many = (int64_t)s->n * s->m->c.n_kv_heads >= (int64_t)MANY_PAIRS * per_block;
     attn_kind_t kind = n == 1 ? ATTN_DECODE : many ? ATTN_PREFILL : ATTN_SHORT;
@@ -74,8 +68,7 @@ static int by_keys(const void *a, const void *b, void *pos)
 
 static void lay_tokens(struct cuda_slice *s, const struct step *st, int32_t t0, int32_t n)
 {
-    struct cuda_model *m = s->m;
-    struct step_arrays *h = &m->host;
+    struct step_arrays *h = &s->f->host;
     for (int32_t i = 0; i < n; i++) {
         h->ids[i] = st->ids[t0 + i];
         h->pos[i] = st->pos[t0 + i];
@@ -114,14 +107,15 @@ static int32_t common_chunks(const struct step *st, const struct step_arrays *h,
 static void share_prefixes(struct cuda_slice *s, const struct step *st, int32_t room)
 {
     struct cuda_model *m = s->m;
-    struct attn_block *b = m->host.blocks[ATTN_DECODE], *out = m->host.blocks[ATTN_PREFIX];
+    struct step_arrays *h = &s->f->host;
+    struct attn_block *b = h->blocks[ATTN_DECODE], *out = h->blocks[ATTN_PREFIX];
     int32_t most = kernels_attn_tokens(m->kernels, ATTN_PREFILL), n = s->n_blocks[ATTN_DECODE];
     if (m->broken || !kernels_attn_shares(m->kernels)) return;
     for (int32_t i = 0, end; i < n && s->n_blocks[ATTN_PREFIX] < room; i = end) {
-        int32_t chunks = i + 1 < n ? common_chunks(st, &m->host, &b[i], &b[i + 1]) : 0;
+        int32_t chunks = i + 1 < n ? common_chunks(st, h, &b[i], &b[i + 1]) : 0;
         for (end = i + 1; chunks > 0 && end < n && end - i < most; end++)
             if (b[end].token != b[end - 1].token + 1 ||
-                common_chunks(st, &m->host, &b[i], &b[end]) < chunks)
+                common_chunks(st, h, &b[i], &b[end]) < chunks)
                 break;
         if (end - i < 2) continue;
         for (int32_t j = i; j < end; j++)
@@ -140,7 +134,7 @@ static int32_t prefix_room(const struct cuda_model *m, int32_t n)
 /* Up to `n` tokens of padding. */
 static void pad_tokens(struct cuda_slice *s, int32_t n)
 {
-    struct step_arrays *h = &s->m->host;
+    struct step_arrays *h = &s->f->host;
     for (int32_t i = s->n; i < n; i++) {
         h->ids[i] = h->pos[i] = 0;
         h->seq[i] = -1;
@@ -152,55 +146,25 @@ static void pad_tokens(struct cuda_slice *s, int32_t n)
         h->blocks[ATTN_PREFIX][s->n_blocks[ATTN_PREFIX]++] = (struct attn_block){0};
 }
 
-static bool has_penalty(const struct sample_params *p)
-{
-    return p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f ||
-           p->repetition_penalty != 1.0f;
-}
-
 static size_t extra_of(const struct sample_input *in)
 {
     if (in->target >= 0) return 0;
     const struct sample_params *p = in->params;
-    return (size_t)(has_penalty(p) ? in->n_output : 0) + 2 * (size_t)p->n_bias +
+    return (size_t)(sample_has_penalty(p) ? in->n_output : 0) + 2 * (size_t)p->n_bias +
            (size_t)in->n_barred;
 }
 
-/* Room for the ids and biases of all rows; nothing of a step in flight reads the old block. */
-static bool reserve_extra(struct cuda_model *m, const struct step *st)
-{
-    size_t want = 0;
-    for (int32_t r = 0; r < st->n_rows; r++)
-        want += extra_of(st->rows[r].in);
-    if (want <= m->cap_extra) return true;
-    struct err e = {0};
-    void *host = NULL;
-    devptr_t dev = 0;
-    want += want / 2;
-    if (host_alloc(&host, m->d, want * sizeof(int32_t), &e) != OK ||
-        device_alloc(&dev, m->d, want * sizeof(int32_t), &e) != OK) {
-        host_free(m->d, host);
-        return false;
-    }
-    host_free(m->d, m->host.extra);
-    device_free(m->d, host_addr(m->dev.extra));
-    m->host.extra = host;
-    m->dev.extra = (int32_t *)(uintptr_t)dev;
-    m->cap_extra = want;
-    return true;
-}
-
 /* Copies n words to the block of extras; their address on the device. */
-static const void *add_extra(struct cuda_model *m, size_t *at, const void *from, int32_t n)
+static const void *add_extra(struct cuda_flight *f, size_t *at, const void *from, int32_t n)
 {
     if (n == 0) return NULL;
-    memcpy(m->host.extra + *at, from, (size_t)n * sizeof(int32_t));
-    const void *dev = m->dev.extra + *at;
+    memcpy(f->host.extra + *at, from, (size_t)n * sizeof(int32_t));
+    const void *dev = f->extra + *at;
     *at += (size_t)n;
     return dev;
 }
 
-static struct sample_spec spec_of(struct cuda_model *m, const struct sample_input *in, size_t *at)
+static struct sample_spec spec_of(struct cuda_flight *f, const struct sample_input *in, size_t *at)
 {
     struct sample_spec d = {
         .target = in->target, .n_top = in->n_top, .top_p = 1.0f, .repetition_penalty = 1.0f};
@@ -216,26 +180,26 @@ static struct sample_spec spec_of(struct cuda_model *m, const struct sample_inpu
     d.sample_index = p->sample_index;
     d.seed = p->seed;
     d.position = in->position;
-    d.n_output = has_penalty(p) ? in->n_output : 0;
+    d.n_output = sample_has_penalty(p) ? in->n_output : 0;
     d.n_bias = p->n_bias;
     d.n_barred = in->n_barred;
-    d.output_ids = add_extra(m, at, in->output_ids, d.n_output);
-    d.bias_ids = add_extra(m, at, p->bias_ids, d.n_bias);
-    d.bias = add_extra(m, at, p->bias, d.n_bias);
-    d.barred = add_extra(m, at, in->barred, d.n_barred);
+    d.output_ids = add_extra(f, at, in->output_ids, d.n_output);
+    d.bias_ids = add_extra(f, at, p->bias_ids, d.n_bias);
+    d.bias = add_extra(f, at, p->bias, d.n_bias);
+    d.barred = add_extra(f, at, in->barred, d.n_barred);
     return d;
 }
 
 /* Rows whose tokens lie in [t0, t0 + n); returns the words of extras. */
 static size_t lay_rows(struct cuda_slice *s, const struct step *st, int32_t t0, int32_t n)
 {
-    struct cuda_model *m = s->m;
+    struct cuda_flight *f = s->f;
     size_t extra = 0;
     for (int32_t r = 0; r < st->n_rows; r++) {
         int32_t t = st->rows[r].token - t0;
         if (t < 0 || t >= n) continue;
-        m->host.pick[s->n_rows] = t;
-        m->host.specs[s->n_rows++] = spec_of(m, st->rows[r].in, &extra);
+        f->host.pick[s->n_rows] = t;
+        f->host.specs[s->n_rows++] = spec_of(f, st->rows[r].in, &extra);
     }
     return extra;
 }
@@ -243,59 +207,28 @@ static size_t lay_rows(struct cuda_slice *s, const struct step *st, int32_t t0, 
 static void pad_rows(struct cuda_slice *s, int32_t n)
 {
     for (; s->n_rows < n; s->n_rows++) {
-        s->m->host.pick[s->n_rows] = 0;
-        s->m->host.specs[s->n_rows] =
+        s->f->host.pick[s->n_rows] = 0;
+        s->f->host.specs[s->n_rows] =
             (struct sample_spec){.target = 0, .top_p = 1.0f, .repetition_penalty = 1.0f};
     }
 }
 
-static void upload(const struct cuda_slice *s, int32_t n_seqs, size_t extra)
-{
-    struct cuda_model *m = s->m;
-    size_t n = (size_t)s->n, rows = (size_t)s->n_rows;
-    to_device(m, m->dev.ids, m->host.ids, n * sizeof(int32_t));
-    to_device(m, m->dev.pos, m->host.pos, n * sizeof(int32_t));
-    to_device(m, m->dev.seq, m->host.seq, n * sizeof(int32_t));
-    for (int list = 0; list < ATTN_LISTS; list++)
-        to_device(m, m->dev.blocks[list], m->host.blocks[list],
-                  (size_t)s->n_blocks[list] * sizeof(struct attn_block));
-    to_device(m, m->dev.tables, m->host.tables,
-              (size_t)n_seqs * (size_t)s->table_ld * sizeof(int32_t));
-    to_device(m, m->dev.pick, m->host.pick, rows * sizeof(int32_t));
-    to_device(m, m->dev.specs, m->host.specs, rows * sizeof(struct sample_spec));
-    to_device(m, m->dev.extra, m->host.extra, extra * sizeof(int32_t));
-}
-
 /* --- running it ----------------------------------------------------------------------------------
  */
-
-static void clear_pages(struct cuda_model *m)
-{
-    if (m->n_clear == 0) return;
-    to_device(m, m->clear_dev, m->clear, (size_t)m->n_clear * sizeof(int32_t));
-    struct clear_args a = {.kv = (char *)(uintptr_t)region_base(m->kv),
-                           .pages = m->clear_dev,
-                           .half_bytes = m->kv_half,
-                           .page_bytes = m->kv_half / (size_t)m->n_pages};
-    queue_launch(m->q, &m->clear_kernel,
-                 (struct launch){.grid = {(uint32_t)m->n_clear, (uint32_t)m->c.n_layers * 2},
-                                 .threads = CLEAR_THREADS},
-                 &a);
-    m->n_clear = 0;
-}
 
 /* Kept until the next step.  A page given out and taken back several times between two steps is noted each
  * time: a full list is worked off at once. */
 void cuda_kv_clear(struct model *base, int32_t page)
 {
     struct cuda_model *m = (struct cuda_model *)base;
-    if (m->n_clear == m->n_pages) {
+    struct cuda_flight *f = cuda_next(m);
+    if (f->n_clear == m->n_pages) {
         struct err e = {0};
-        clear_pages(m);
+        cuda_clear_pages(m, f);
         err_t rc = queue_sync(m->q, &e);
         if (rc != OK) fail(m, rc, e.msg);
     }
-    m->clear[m->n_clear++] = page;
+    f->clear[f->n_clear++] = page;
 }
 
 static void launch_all(const struct cuda_slice *s)
@@ -357,7 +290,7 @@ static bool is_decode(const struct cuda_slice *s, const struct step *st)
 static struct cuda_slice slice_of(struct cuda_model *m, const struct step *st, int32_t t0,
                                   int32_t n)
 {
-    struct cuda_slice s = {.m = m, .n = n, .first_chunk = ATTN_CHUNK};
+    struct cuda_slice s = {.m = m, .f = cuda_next(m), .n = n, .first_chunk = ATTN_CHUNK};
     if (m->broken) s.first_chunk = (1 + n / KV_ROWS % (ATTN_CHUNK / KV_ROWS)) * KV_ROWS;
     if (s.first_chunk > ATTN_CHUNK) s.first_chunk = ATTN_CHUNK;
     s.max_chunks = round_chunks(max_chunks_of(st, t0, n));
@@ -377,63 +310,17 @@ static void run_slice(struct cuda_model *m, const struct step *st, int32_t t0, i
         pad_tokens(&s, round_tokens(n));
         pad_rows(&s, s.n);
     }
-    upload(&s, st->n_seqs, extra);
+    cuda_upload(&s, st->n_seqs, extra);
     const struct graph *g = decode ? graph_for(&s) : NULL;
     if (g)
         queue_graph(m->q, g);
     else
         launch_all(&s);
-    queue_copy(m->q, host_addr(m->host_results), host_addr(m->results),
-               (size_t)s.n_rows * sizeof(struct sample_result));
-    m->n_packed = s.n;
-    if (m->tells && st->experts)
-        queue_copy(m->q, host_addr(m->host_packed), host_addr(m->packed),
-                   (size_t)s.n * (size_t)m->c.n_layers * (size_t)m->c.top_k * sizeof(uint32_t));
+    cuda_download(&s, m->tells && st->experts);
 }
 
-/* Experts of tokens [t0, t0 + n). */
-static void hand_experts(const struct cuda_model *m, const struct step *st, int32_t t0, int32_t n)
+static void run_slices(struct cuda_model *m, struct cuda_flight *f, const struct step *st)
 {
-    size_t k = (size_t)m->c.top_k, layers = (size_t)m->c.n_layers;
-    if (!m->tells || !st->experts) return;
-    for (size_t l = 0; l < layers; l++)
-        for (size_t i = 0; i < (size_t)n; i++) {
-            const uint32_t *from = m->host_packed + (l * (size_t)m->n_packed + i) * k;
-            int16_t *to = st->experts + (((size_t)t0 + i) * layers + l) * k;
-            for (size_t j = 0; j < k; j++)
-                to[j] = m->c.dense[l] ? 0 : (int16_t)(from[j] >> 16);
-        }
-}
-
-static void hand_over(const struct cuda_model *m, const struct step *st, int32_t t0, int32_t n)
-{
-    int32_t at = 0;
-    hand_experts(m, st, t0, n);
-    for (int32_t r = 0; r < st->n_rows; r++) {
-        int32_t t = st->rows[r].token - t0;
-        if (t < 0 || t >= n) continue;
-        const struct sample_result *from = &m->host_results[at++];
-        struct sample_output *to = st->rows[r].out;
-        to->id = from->id;
-        to->logprob = from->logprob;
-        to->finite = from->finite != 0;
-        to->n_top = from->n_top;
-        memcpy(to->top_ids, from->top_ids, (size_t)from->n_top * sizeof(int32_t));
-        memcpy(to->top_logprobs, from->top_logprobs, (size_t)from->n_top * sizeof(float));
-    }
-}
-
-void cuda_submit(struct model *base, const struct step *st)
-{
-    struct cuda_model *m = (struct cuda_model *)base;
-    if (m->failed != OK) return;
-    device_use(m->d); /* whatever thread this is: graphs are made in the current context */
-    cuda_read_scales(m);
-    if (!reserve_extra(m, st)) {
-        fail(m, ERR_NOMEM, "no memory for the sampling parameters of a step");
-        return;
-    }
-    clear_pages(m);
     for (int32_t t = 0, n; t < st->n_tokens; t += n) {
         n = min_i32(st->n_tokens - t, m->cap);
         run_slice(m, st, t, n);
@@ -444,25 +331,54 @@ void cuda_submit(struct model *base, const struct step *st)
             fail(m, rc, e.msg);
             return;
         }
-        hand_over(m, st, t, n);
+        cuda_hand_over(m, f, st, t, n);
     }
+}
+
+static size_t extras_of(const struct step *st)
+{
+    size_t n = 0;
+    for (int32_t r = 0; r < st->n_rows; r++)
+        n += extra_of(st->rows[r].in);
+    return n;
+}
+
+void cuda_submit(struct model *base, const struct step *st)
+{
+    struct cuda_model *m = (struct cuda_model *)base;
+    struct cuda_flight *f = cuda_next(m);
+    if (m->failed == OK) {
+        device_use(m->d); /* whatever thread this is: graphs are made in the current context */
+        cuda_read_scales(m);
+        f->no_memory = !cuda_reserve_extra(m, f, extras_of(st));
+        if (f->no_memory)
+            cuda_clear_pages(m, f); /* other sequences may go on with them */
+        else
+            run_slices(m, f, st);
+        queue_record(m->q, f->done);
+    }
+    m->n_submitted++;
+}
+
+static err_t wait_for(struct cuda_model *m, struct cuda_flight *f, struct err *why)
+{
+    err_t rc = event_sync(f->done, why);
+    return rc == OK ? queue_error(m->q, why) : rc;
 }
 
 err_t cuda_collect(struct model *base, const struct step *st, struct err *e)
 {
     struct cuda_model *m = (struct cuda_model *)base;
-    if (m->failed == OK) {
-        struct err why = {0};
-        err_t rc = queue_sync(m->q, &why);
-        if (rc != OK) fail(m, rc, why.msg);
-    }
-    if (m->failed != OK) {
-        err_t rc = err_set(e, m->failed, "%s", m->error.msg);
-        if (rc == ERR_NOMEM) m->failed = OK; /* the device lives; this step alone is lost */
-        return rc;
-    }
+    struct cuda_flight *f = &m->flights[m->n_collected % CUDA_FLIGHTS];
+    struct err why = {0};
+    CHECK(m->n_collected != m->n_submitted);
+    m->n_collected++;
+    err_t rc = m->failed == OK ? wait_for(m, f, &why) : m->failed;
+    if (rc != OK) fail(m, rc, why.msg);
+    if (m->failed != OK) return err_set(e, m->failed, "%s", m->error.msg);
+    if (f->no_memory) return err_set(e, ERR_NOMEM, "no memory for the sampling parameters of a step");
     int32_t last = st->n_tokens > 0 ? (st->n_tokens - 1) / m->cap * m->cap : 0;
-    hand_over(m, st, last, st->n_tokens - last);
+    cuda_hand_over(m, f, st, last, st->n_tokens - last);
     return OK;
 }
 
@@ -473,11 +389,10 @@ err_t cuda_logits(struct model *base, const struct step *st, const int32_t *toke
     CHECK(st->n_tokens <= m->cap && n <= m->cap);
     struct cuda_slice s = slice_of(m, st, 0, st->n_tokens);
     cuda_read_scales(m);
-    clear_pages(m);
     lay_tokens(&s, st, 0, s.n);
-    memcpy(m->host.pick, tokens, (size_t)n * sizeof(int32_t));
+    memcpy(s.f->host.pick, tokens, (size_t)n * sizeof(int32_t));
     s.n_rows = n;
-    upload(&s, st->n_seqs, 0);
+    cuda_upload(&s, st->n_seqs, 0);
     cuda_forward(&s);
     size_t vocab = (size_t)m->c.vocab_size;
     for (int32_t r = 0, k; r < n; r += k) {
