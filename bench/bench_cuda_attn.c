@@ -198,17 +198,13 @@ static void run(struct rig *r, const struct bench *b)
                       alloc(r, rows * 2),
                       alloc(r, (size_t)s.n_tokens * HEADS * 8),
                       upload(r, s.shared, (size_t)s.n_shared * sizeof *s.shared),
-                      alloc(r, ((size_t)s.n_shared + 1) * sizeof(struct attn_span)),
-                      alloc(r, ATTN_FEW_PAGES * 4)};
+                      alloc(r, ((size_t)s.n_shared + 1) * sizeof(struct attn_span))};
     struct attn_plan_args p = {.blocks = (const struct attn_block *)dev[3],
                                .pos = (const int32_t *)dev[4],
                                .spans = (struct attn_span *)dev[5],
                                .n_blocks = s.n_blocks,
                                .n_kv_heads = KV_HEADS,
-                               .first_chunk = ATTN_CHUNK,
-                               .tables = (const int32_t *)dev[2],
-                               .table_ld = s.table_ld,
-                               .max_chunks = max_chunks};
+                               .first_chunk = ATTN_CHUNK};
     struct attn_args a = {.q = (const uint16_t *)dev[0],
                           .out = (uint16_t *)dev[1],
                           .tables = (const int32_t *)dev[2],
@@ -225,7 +221,6 @@ static void run(struct rig *r, const struct bench *b)
                           .first_chunk = ATTN_CHUNK,
                           .scale = 1.0f / sqrtf((float)HEAD_DIM),
                           .v_scale = 1.0f};
-    if (b->kind == ATTN_DECODE && kernels_attn_few(k, &a)) a.pages = p.pages = (int32_t *)dev[14];
     struct attn_args prefix = a;
     prefix.spans = (const struct attn_span *)dev[13];
     prefix.n_blocks = s.n_shared;
@@ -235,7 +230,6 @@ static void run(struct rig *r, const struct bench *b)
         of_prefix.blocks = (const struct attn_block *)dev[12];
         of_prefix.spans = (struct attn_span *)dev[13];
         of_prefix.n_blocks = s.n_shared;
-        of_prefix.pages = NULL;
         kernels_attn_prefix_plan(k, r->q, &of_prefix, false);
     }
     kernels_attn_plan(k, r->q, b->kind, &p, false);

@@ -1,26 +1,25 @@
 /*
  * attn_plan.cu - where attention's blocks of threads find their items: once a step, for all layers.
  *
- *   grid     one block; its first warp: 32 blocks a turn and a scan over their items; where `pages`
- * are wanted the others copy the blocks' rows of tables, half a warp the pages of a chunk
+ *   grid     one warp; 32 blocks a turn and a scan over their items
  */
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/ptx.cuh"
 
-__device__ __forceinline__ int keys_of(const struct attn_plan_args &a, const struct attn_block &b)
+extern "C" __global__ void __launch_bounds__(32)
+    attn_plan(const __grid_constant__ struct attn_plan_args a)
 {
-    return b.n <= 0 ? 0 : a.of_prefix ? b.prefix * ATTN_CHUNK : a.pos[b.token + b.n - 1] + 1;
-}
-
-__device__ __forceinline__ void make_spans(const struct attn_plan_args &a)
-{
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
     int lane = threadIdx.x, before = 0;
     for (int i0 = 0; i0 <= a.n_blocks; i0 += 32) {
         struct attn_span s = {};
         int i = i0 + lane, items = 0;
         if (i < a.n_blocks) {
             struct attn_block b = a.blocks[i];
-            int n_keys = keys_of(a, b);
+            int n_keys = b.n <= 0      ? 0
+                         : a.of_prefix ? b.prefix * ATTN_CHUNK
+                                       : a.pos[b.token + b.n - 1] + 1;
             s = {0, b.token, b.n, b.seq, n_keys, n_keys && !a.of_prefix ? b.prefix : 0};
             items = (chunk_count(n_keys, a.first_chunk) - s.prefix) * a.n_kv_heads;
         }
@@ -34,28 +33,4 @@ __device__ __forceinline__ void make_spans(const struct attn_plan_args &a)
         if (i <= a.n_blocks) a.spans[i] = s;
         before += __shfl_sync(FULL_WARP, sum, 31);
     }
-}
-
-__device__ __forceinline__ void copy_pages(const struct attn_plan_args &a)
-{
-    constexpr int EACH = ATTN_CHUNK / KV_ROWS; /* pages of a chunk */
-    int n = a.n_blocks * a.max_chunks * EACH;
-#pragma unroll 2
-    for (int i = threadIdx.x - 32; i < n; i += blockDim.x - 32) {
-        int block = i / (a.max_chunks * EACH), page = i % (a.max_chunks * EACH);
-        struct attn_block b = a.blocks[block];
-        bool there = page * KV_ROWS < keys_of(a, b);
-        a.pages[i] = there ? a.tables[b.seq * a.table_ld + page] : 0;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(32 + 256)
-    attn_plan(const __grid_constant__ struct attn_plan_args a)
-{
-    griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
-    if (threadIdx.x < 32)
-        make_spans(a);
-    else
-        copy_pages(a);
 }

@@ -66,34 +66,26 @@ __device__ __forceinline__ int q_elem(int step, int r)
     return TYPE == KV_BF16 ? step * 16 + c * 2 + r * 8 : step * 16 + c * 4 + r * 2;
 }
 
-/* A of V tiles t and t + 1 (tile_bytes apart), elements [16 * block, 16 * block + 16) of head_dim;
- * place(row, piece): the byte of 16 bytes of a row in its tile. */
+/* A of V tiles t and t + 1 (tile_bytes apart), elements [16 * block, 16 * block + 16) of
+ * head_dim. */
 template <kv_type_t TYPE>
-__device__ __forceinline__ void v_fragments_at(uint32_t a[2][4], uint32_t tile, uint32_t tile_bytes,
-                                               int block, uint32_t (*place)(uint32_t, uint32_t))
+__device__ __forceinline__ void v_fragments(uint32_t a[2][4], uint32_t tile, uint32_t tile_bytes,
+                                            int block)
 {
     int lane = threadIdx.x & 31;
     if (TYPE == KV_BF16) {
-        uint32_t at = place((lane & 7) + (lane >> 4) * 8, block * 2 + (lane >> 3 & 1));
+        uint32_t at = kv_piece<TYPE>((lane & 7) + (lane >> 4) * 8, block * 2 + (lane >> 3 & 1));
         ldmatrix_x4_trans(a[0], tile + at);
         ldmatrix_x4_trans(a[1], tile + tile_bytes + at);
         return;
     }
     uint32_t m[4]; /* keys 0-7, 8-15 of tile t; of tile t + 1 */
-    ldmatrix_x4_trans(m, tile + (lane >> 4) * tile_bytes + place(lane & 15, block));
+    ldmatrix_x4_trans(m, tile + (lane >> 4) * tile_bytes + kv_piece<TYPE>(lane & 15, block));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         a[i / 2][i % 2 * 2] = e4m3x2_bf16x2(prmt(m[i], SIGNED_BYTES(0, 2)));
         a[i / 2][i % 2 * 2 + 1] = e4m3x2_bf16x2(prmt(m[i], SIGNED_BYTES(1, 3)));
     }
-}
-
-/* The same in tiles as they lie in the pages. */
-template <kv_type_t TYPE>
-__device__ __forceinline__ void v_fragments(uint32_t a[2][4], uint32_t tile, uint32_t tile_bytes,
-                                            int block)
-{
-    v_fragments_at<TYPE>(a, tile, tile_bytes, block, kv_piece<TYPE>);
 }
 
 /* The element of head_dim that accumulator row half h (0: c0, c1; 1: c2, c3) of v block `block`

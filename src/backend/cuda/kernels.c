@@ -12,8 +12,6 @@ enum {
     ROUTE_SMEM = 208 * 1024, /* at most */
     ATTN_THREADS = 288,
     ATTN_PREFILL_THREADS = 384,
-    ATTN_FEW_THREADS = 256,
-    ATTN_PLAN_THREADS = 32 + 256, /* where it copies rows of tables */
     SAMPLE_THREADS = 512
 };
 
@@ -21,9 +19,9 @@ struct kernels {
     struct kernels_shape s;
     uint32_t n_sms;
     int nt[ATTN_KINDS]; /* query columns / 8 */
-    bool wgmma;         /* ATTN_PREFILL is attn_prefill.cu's, and there is attn_few.cu's */
+    bool wgmma;         /* ATTN_PREFILL is attn_prefill.cu's */
     struct kernel norm[NORM_SOURCES], rope, swiglu, round, route, route_plan, attn_plan,
-        attn[ATTN_KINDS], attn_prefix, attn_few, attn_rope;
+        attn[ATTN_KINDS], attn_prefix;
     struct kernel sample_adjust, sample_row, sample_finish;
 };
 
@@ -75,7 +73,7 @@ struct wanted {
 static err_t find(struct kernels *k, struct device *d, struct err *e)
 {
     const struct kernels_shape *s = &k->s;
-    char rope[32], attn[ATTN_KINDS][32], prefix[32], few[32], with_rope[32], norm[NORM_SOURCES][32];
+    char rope[32], attn[ATTN_KINDS][32], prefix[32], norm[NORM_SOURCES][32];
     int turns = s->hidden <= NORM_TURN ? 1 : s->hidden <= 2 * NORM_TURN ? 2 : 4;
     const char *route = s->n_experts <= 128   ? "route_4"
                         : s->n_experts <= 256 ? "route_8"
@@ -95,16 +93,6 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
         snprintf(prefix, sizeof prefix, "attn_prefix_%s_%d", kv_names[s->kv], s->head_dim);
         rc = device_kernel(&k->attn_prefix, d, prefix, sizeof(struct attn_args), ATTN_PREFILL_SMEM,
                            e);
-        snprintf(few, sizeof few, "attn_few_%s_%d_%d", kv_names[s->kv], s->head_dim,
-                 k->nt[ATTN_DECODE]);
-        if (rc == OK)
-            rc = device_kernel(&k->attn_few, d, few, sizeof(struct attn_args),
-                               (size_t)ATTN_FEW_SMEM(k->nt[ATTN_DECODE]), e);
-        snprintf(with_rope, sizeof with_rope, "attn_rope_%s_%d_%d", kv_names[s->kv], s->head_dim,
-                 k->nt[ATTN_DECODE]);
-        if (rc == OK)
-            rc = device_kernel(&k->attn_rope, d, with_rope, sizeof(struct attn_rope_args),
-                               (size_t)ATTN_FEW_SMEM(k->nt[ATTN_DECODE]), e);
         attn_smem[ATTN_PREFILL] = ATTN_PREFILL_SMEM;
         snprintf(attn[ATTN_PREFILL], sizeof attn[ATTN_PREFILL], "attn_prefill_%s_%d",
                  kv_names[s->kv], s->head_dim);
@@ -208,8 +196,7 @@ void kernels_round(const struct kernels *k, struct queue *q, const struct round_
         (struct launch){.grid = {(uint32_t)rows}, .threads = 256, .programmatic = programmatic}, a);
 }
 
-/* Shared memory by what this many tokens need: a small block starts beside other kernels' blocks.
- */
+/* Shared memory by what this many tokens need: a small block starts beside other kernels'. */
 static void launch_route(const struct kernels *k, struct queue *q, const struct route_args *a,
                          bool programmatic)
 {
@@ -257,12 +244,8 @@ size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind, int32_t max
 {
     if (k->wgmma && kind == ATTN_PREFILL) return 0; /* pairs are never cut */
     size_t columns = (size_t)k->nt[kind] * 8;
-    size_t bytes = attn_grid(k, kind) * (size_t)max_chunks * columns * ((size_t)k->s.head_dim + 2) *
-                   sizeof(float);
-    size_t few = k->wgmma && kind == ATTN_DECODE
-                     ? (size_t)ATTN_FEW_ITEMS * (size_t)ATTN_FEW_BYTES(k->nt[kind])
-                     : 0;
-    return bytes > few ? bytes : few;
+    return attn_grid(k, kind) * (size_t)max_chunks * columns * ((size_t)k->s.head_dim + 2) *
+           sizeof(float);
 }
 
 size_t kernels_attn_bytes_of(const struct device *d, const struct kernels_shape *s,
@@ -285,10 +268,7 @@ static void plan(const struct kernels *k, struct queue *q, const struct attn_pla
     args.n_runs = (int32_t)runs;
     args.of_prefix = of_prefix;
     queue_launch(q, &k->attn_plan,
-                 (struct launch){.grid = {1},
-                                 .threads = a->pages ? ATTN_PLAN_THREADS : 32,
-                                 .programmatic = programmatic},
-                 &args);
+                 (struct launch){.grid = {1}, .threads = 32, .programmatic = programmatic}, &args);
 }
 
 void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kind,
@@ -297,44 +277,15 @@ void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kin
     plan(k, q, a, attn_grid(k, kind), false, programmatic);
 }
 
-/* Items of attn_few.cu: there is room for all chunks that a block may have. */
-bool kernels_attn_few(const struct kernels *k, const struct attn_args *a)
-{
-    return k->wgmma && a->max_chunks <= ATTN_FEW_CHUNKS &&
-           (int64_t)a->n_blocks * a->n_kv_heads * a->max_chunks <= ATTN_FEW_ITEMS;
-}
-
-static struct launch launch_few(const struct attn_args *a, bool programmatic)
-{
-    uint32_t items = (uint32_t)(a->n_blocks * a->n_kv_heads * a->max_chunks);
-    return (struct launch){.grid = {items * ATTN_FEW_CLUSTER},
-                           .threads = ATTN_FEW_THREADS,
-                           .cluster = ATTN_FEW_CLUSTER,
-                           .programmatic = programmatic};
-}
-
 void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind,
                   const struct attn_args *a, bool programmatic)
 {
     CHECK(a->group == k->s.n_heads / k->s.n_kv_heads && a->n_kv_heads == k->s.n_kv_heads);
     if (a->n_blocks < 1) return;
-    if (kind == ATTN_DECODE && kernels_attn_few(k, a)) {
-        queue_launch(q, &k->attn_few, launch_few(a, programmatic), a);
-        return;
-    }
     struct launch l = {
         .grid = {attn_grid(k, kind)}, .threads = ATTN_THREADS, .programmatic = programmatic};
     if (k->wgmma && kind == ATTN_PREFILL) l.threads = ATTN_PREFILL_THREADS;
     queue_launch(q, &k->attn[kind], l, a);
-}
-
-void kernels_attn_rope(const struct kernels *k, struct queue *q, const struct attn_rope_args *a,
-                       bool programmatic)
-{
-    CHECK(kernels_attn_few(k, &a->attn) && a->attn.group == k->s.n_heads / k->s.n_kv_heads &&
-          a->rope.n_kv_heads == a->attn.n_kv_heads);
-    if (a->attn.n_blocks < 1) return;
-    queue_launch(q, &k->attn_rope, launch_few(&a->attn, programmatic), a);
 }
 
 bool kernels_attn_shares(const struct kernels *k)

@@ -155,15 +155,6 @@ struct round_args {
 #define ATTN_PREFILL_COLUMNS 128
 #define ATTN_PREFILL_SMEM    (6 * 32768 + 2 * 16384 + 7 * 16)
 
-/* Of attn_few.cu's (head_dim 128), for up to nt * 8 query heads a KV head: its shared memory, and
- * what an item leaves in `partial`. */
-#define ATTN_FEW_CLUSTER   4
-#define ATTN_FEW_CHUNKS    255 /* of a block at most */
-#define ATTN_FEW_ITEMS     512 /* at most */
-#define ATTN_FEW_PAGES     (ATTN_FEW_ITEMS * ATTN_CHUNK / KV_ROWS)
-#define ATTN_FEW_SMEM(nt)  (32768 + (nt) * (8192 + 512 + 4096 + 2176 + 64) + 128)
-#define ATTN_FEW_BYTES(nt) ((nt) * 8 * (128 + 2 * ATTN_FEW_CLUSTER) * 4)
-
 /* Tokens [token, token + n) of the step: neighbours in position of sequence `seq`, at most
  * kernels_attn_tokens() of them; n == 0: nothing (padding). */
 struct attn_block {
@@ -185,10 +176,6 @@ struct attn_plan_args {
     int32_t n_runs;      /* these two are filled in by the launcher */
     int32_t of_prefix;   /* a block's keys are its first `prefix` chunks */
     int32_t first_chunk; /* keys of the first chunk: ATTN_CHUNK, but for tests of invariance */
-    int32_t *pages;      /* what attn_args has; NULL: not wanted; the rest is for it alone */
-    const int32_t *tables;
-    int64_t table_ld;
-    int32_t max_chunks;
 };
 
 struct attn_args {
@@ -198,8 +185,6 @@ struct attn_args {
     const int32_t *tables;
     int64_t table_ld;
     const struct attn_span *spans;
-    const int32_t *pages; /* [n_blocks][max_chunks * 16] the blocks' rows of `tables`, by attn_plan,
-                             where kernels_attn_few; NULL: `tables` are read */
     float *partial;    /* workspace, kernels_attn_bytes() */
     uint32_t *arrived; /* [n_blocks * n_kv_heads] zeros; zeros again afterwards */
     float *state;      /* shared prefixes: O so far [tokens][n_heads][head_dim]; NULL: none is */
@@ -209,12 +194,6 @@ struct attn_args {
     int32_t first_chunk;
     float scale;   /* of the scores; for E4M3 times k_scale */
     float v_scale; /* E4M3: of the output */
-};
-
-/* Decode attention that begins with kernels_rope's work. */
-struct attn_rope_args {
-    struct attn_args attn; /* without shared prefixes; `q` is not used */
-    struct rope_args rope; /* `q` is not written */
 };
 
 /* --- routing ---------------------------------------------------------------------------------- */
@@ -337,9 +316,6 @@ typedef enum { ATTN_DECODE, ATTN_SHORT, ATTN_PREFILL, ATTN_KINDS } attn_kind_t;
 int32_t kernels_attn_tokens(const struct kernels *k, attn_kind_t kind); /* most tokens of a block */
 size_t kernels_attn_bytes(const struct kernels *k, attn_kind_t kind,
                           int32_t max_chunks); /* of `partial` */
-/* Whether so few tokens (n_blocks, n_kv_heads, max_chunks) decode by attn_few.cu; `pages` then has
- * ATTN_FEW_PAGES at most. */
-bool kernels_attn_few(const struct kernels *k, const struct attn_args *a);
 /* The most of all kinds, before there are kernels. */
 size_t kernels_attn_bytes_of(const struct device *d, const struct kernels_shape *s,
                              int32_t max_chunks);
@@ -348,13 +324,6 @@ void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kin
                        const struct attn_plan_args *a, bool programmatic);
 void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind,
                   const struct attn_args *a, bool programmatic);
-
-/*
- * For few tokens, each with an ATTN_DECODE block of its own: kernels_rope and kernels_attn as one
- * kernel, with the same bits.  Only where kernels_attn_few.
- */
-void kernels_attn_rope(const struct kernels *k, struct queue *q, const struct attn_rope_args *a,
-                       bool programmatic);
 
 /*
  * Decode of sequences that share their first pages: the chunks that lie wholly in the shared part

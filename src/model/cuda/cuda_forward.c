@@ -3,10 +3,10 @@
 
 /* out_kind F32, BF16 or ADD of all tokens by one matrix. */
 static void dense(const struct cuda_slice *s, format_t f, const struct gemm_weight *w,
-                  const void *x, int32_t k, int32_t n, void *out, int32_t ldo, gemm_out_t kind)
+                  const struct cuda_rows *x, int32_t k, int32_t n, void *out, int32_t ldo,
+                  gemm_out_t kind)
 {
-    struct gemm_args g = {.x = x,
-                          .w = w,
+    struct gemm_args g = {.w = w,
                           .out = out,
                           .ldx = k,
                           .ldo = ldo,
@@ -16,7 +16,16 @@ static void dense(const struct cuda_slice *s, format_t f, const struct gemm_weig
                           .n_rows = s->n,
                           .out_kind = kind,
                           .prefetch = 1};
+    cuda_reads(&g, x, f);
     gemm_launch(&s->m->gemm, s->m->q, f, &g, s->n, !s->m->plain);
+}
+
+/* The rows [tokens][n] at x for matrices of format f, rounded into `out` where they are. */
+static struct cuda_rows inputs(const struct cuda_slice *s, int32_t layer, enum cuda_input which,
+                               format_t f, const uint16_t *x, uint16_t *out, int32_t n)
+{
+    return cuda_round(s, layer * CUDA_INPUTS + (int32_t)which, f,
+                      (struct round_args){.x = x, .out = out, .n = n}, s->n);
 }
 
 /* Choices of a layer's tokens. */
@@ -55,14 +64,31 @@ static char *k_pages(const struct cuda_model *m, int32_t layer)
     return (char *)(uintptr_t)region_base(m->kv) + (size_t)layer * m->kv_layer;
 }
 
-static struct rope_args rope_of(const struct cuda_slice *s, int32_t layer)
+/* BF16 only if all three are. */
+static format_t qkv_format(const struct layer_weights *w)
+{
+    format_t f = w->q_format != FORMAT_BF16 ? w->q_format : w->k_format;
+    return f != FORMAT_BF16 ? f : w->v_format;
+}
+
+/* m->qkv = the projections of m->a; then m->att_q, and K and V in their pages. */
+static void project(const struct cuda_slice *s, int32_t layer)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
     const struct layer_weights *w = &m->layers[layer];
-    return (struct rope_args){
+    int32_t nq = c->n_heads * c->head_dim, nkv = c->n_kv_heads * c->head_dim, ld = nq + 2 * nkv;
+    /* expert_out is free between the norm that adds it and GEMM 2. */
+    struct cuda_rows a =
+        inputs(s, layer, CUDA_IN_QKV, qkv_format(w), m->a, m->expert_out, c->hidden_size);
+    dense(s, w->q_format, w->q, &a, c->hidden_size, w->one_qkv ? ld : nq, m->qkv, ld, GEMM_F32);
+    if (!w->one_qkv) {
+        dense(s, w->k_format, w->k, &a, c->hidden_size, nkv, m->qkv + nq, ld, GEMM_F32);
+        dense(s, w->v_format, w->v, &a, c->hidden_size, nkv, m->qkv + nq + nkv, ld, GEMM_F32);
+    }
+    struct rope_args r = {
         .qkv = m->qkv,
-        .ld = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
+        .ld = ld,
         .q_norm = store_ptr(m->store, w->slots.q_norm),
         .k_norm = store_ptr(m->store, w->slots.k_norm),
         .cos = m->cos,
@@ -80,21 +106,22 @@ static struct rope_args rope_of(const struct cuda_slice *s, int32_t layer)
         .k_scale = w->k_scale,
         .v_scale = w->v_scale,
     };
+    kernels_rope(m->kernels, m->q, &r, s->n, !m->plain);
 }
 
-static struct attn_args attn_of(const struct cuda_slice *s, int32_t layer)
+/* m->att_o = attention of m->att_q: shared prefixes first, then what each list of blocks has left. */
+static void attend(const struct cuda_slice *s, int32_t layer)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
     const struct layer_weights *w = &m->layers[layer];
-    return (struct attn_args){
+    struct attn_args a = {
         .q = m->att_q,
         .out = m->att_o,
         .k = k_pages(m, layer),
         .v = k_pages(m, layer) + m->kv_half,
         .tables = m->dev.tables,
         .table_ld = s->table_ld,
-        .pages = m->few_pages,
         .partial = m->partial,
         .arrived = m->arrived,
         .n_kv_heads = c->n_kv_heads,
@@ -104,37 +131,6 @@ static struct attn_args attn_of(const struct cuda_slice *s, int32_t layer)
         .scale = w->k_scale / sqrtf((float)c->head_dim),
         .v_scale = w->v_scale,
     };
-}
-
-/* m->qkv = the projections of m->a. */
-static void project(const struct cuda_slice *s, int32_t layer)
-{
-    struct cuda_model *m = s->m;
-    const struct config *c = &m->c;
-    const struct layer_weights *w = &m->layers[layer];
-    int32_t nq = c->n_heads * c->head_dim, nkv = c->n_kv_heads * c->head_dim, ld = nq + 2 * nkv;
-    dense(s, w->q_format, w->q, m->a, c->hidden_size, w->one_qkv ? ld : nq, m->qkv, ld, GEMM_F32);
-    if (!w->one_qkv) {
-        dense(s, w->k_format, w->k, m->a, c->hidden_size, nkv, m->qkv + nq, ld, GEMM_F32);
-        dense(s, w->v_format, w->v, m->a, c->hidden_size, nkv, m->qkv + nq + nkv, ld, GEMM_F32);
-    }
-}
-
-/* Norm and rotation of m->qkv, K and V to their pages, and m->att_o = attention: shared prefixes
- * first, then what each list of blocks has left. */
-static void attend(const struct cuda_slice *s, int32_t layer)
-{
-    struct cuda_model *m = s->m;
-    struct rope_args r = rope_of(s, layer);
-    struct attn_args a = attn_of(s, layer);
-    a.n_blocks = s->n_blocks[ATTN_DECODE];
-    if (a.n_blocks == s->n && s->n_blocks[ATTN_PREFIX] == 0 && kernels_attn_few(m->kernels, &a)) {
-        a.spans = m->spans[ATTN_DECODE];
-        struct attn_rope_args both = {.attn = a, .rope = r};
-        kernels_attn_rope(m->kernels, m->q, &both, !m->plain);
-        return;
-    }
-    kernels_rope(m->kernels, m->q, &r, s->n, !m->plain);
     if (s->n_blocks[ATTN_PREFIX]) {
         a.state = m->state;
         a.state_ml = m->state_ml;
@@ -157,18 +153,20 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
     norm(s, source, layer - 1, w->slots.in_norm);
     project(s, layer);
     attend(s, layer);
-    dense(s, w->o_format, w->o, m->att_o, m->c.n_heads * m->c.head_dim, m->c.hidden_size, m->y,
-          m->c.hidden_size, GEMM_F32);
+    int32_t nq = m->c.n_heads * m->c.head_dim;
+    struct cuda_rows o = inputs(s, layer, CUDA_IN_O, w->o_format, m->att_o, m->att_o, nq);
+    dense(s, w->o_format, w->o, &o, nq, m->c.hidden_size, m->y, m->c.hidden_size, GEMM_F32);
 }
 
-/* Leaves its rows in expert_out for the next norm (NORM_COMBINE). */
-static void experts(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
+/* Experts of the tokens, and the plan of their rows. */
+static void route(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
-    int64_t rows = (int64_t)s->n * c->top_k;
-    dense(s, w->router_format, w->router, m->a, c->hidden_size, c->n_experts, m->router,
-          c->n_experts, GEMM_F32);
+    struct cuda_rows a =
+        inputs(s, layer, CUDA_IN_ROUTER, w->router_format, m->a, m->expert_out, c->hidden_size);
+    dense(s, w->router_format, w->router, &a, c->hidden_size, c->n_experts, m->router, c->n_experts,
+          GEMM_F32);
     struct route_args r = {
         .logits = m->router,
         .seq = m->dev.seq,
@@ -184,8 +182,16 @@ static void experts(const struct cuda_slice *s, int32_t layer, const struct laye
         .normalise = c->norm_topk_prob,
     };
     kernels_route(m->kernels, m->q, &r, !m->plain);
+}
+
+/* Leaves its rows in expert_out for the next norm (NORM_COMBINE). */
+static void experts(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
+{
+    struct cuda_model *m = s->m;
+    const struct config *c = &m->c;
+    int64_t rows = (int64_t)s->n * c->top_k;
+    struct cuda_rows a = inputs(s, layer, CUDA_IN_UP, w->gate_format, m->a, m->a, c->hidden_size);
     struct gemm_args up = {
-        .x = m->a,
         .src = m->token_of,
         .first = m->offsets,
         .w = w->gate,
@@ -198,9 +204,13 @@ static void experts(const struct cuda_slice *s, int32_t layer, const struct laye
         .n_groups = c->n_experts,
         .out_kind = GEMM_SWIGLU,
     };
+    cuda_reads(&up, &a, w->gate_format);
     gemm_launch(&m->gemm, m->q, w->gate_format, &up, rows, !m->plain);
+    struct round_args r_h = {
+        .x = m->h, .out = m->h, .n_rows = m->offsets + c->n_experts, .n = c->moe_intermediate_size};
+    struct cuda_rows h =
+        cuda_round(s, layer * CUDA_INPUTS + CUDA_IN_DOWN, w->down_format, r_h, (int32_t)rows);
     struct gemm_args down = {
-        .x = m->h,
         .first = m->offsets,
         .w = w->down,
         .out = m->expert_out,
@@ -211,16 +221,17 @@ static void experts(const struct cuda_slice *s, int32_t layer, const struct laye
         .n_groups = c->n_experts,
         .out_kind = GEMM_BF16,
     };
+    cuda_reads(&down, &h, w->down_format);
     gemm_launch(&m->gemm, m->q, w->down_format, &down, rows, !m->plain);
 }
 
 /* Leaves its sum in y for the next norm (NORM_ADD). */
-static void dense_mlp(const struct cuda_slice *s, const struct layer_weights *w)
+static void dense_mlp(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
+    struct cuda_rows a = inputs(s, layer, CUDA_IN_UP, w->gate_format, m->a, m->a, c->hidden_size);
     struct gemm_args up = {
-        .x = m->a,
         .w = w->gate,
         .up = w->up,
         .out = m->h,
@@ -233,14 +244,25 @@ static void dense_mlp(const struct cuda_slice *s, const struct layer_weights *w)
         .out_kind = GEMM_SWIGLU,
         .prefetch = 1,
     };
+    cuda_reads(&up, &a, w->gate_format);
     gemm_launch(&m->gemm, m->q, w->gate_format, &up, s->n, !m->plain);
-    dense(s, w->down_format, w->down, m->h, c->intermediate_size, c->hidden_size, m->y,
+    struct cuda_rows h =
+        inputs(s, layer, CUDA_IN_DOWN, w->down_format, m->h, m->h, c->intermediate_size);
+    dense(s, w->down_format, w->down, &h, c->intermediate_size, c->hidden_size, m->y,
           c->hidden_size, GEMM_F32);
 }
 
 static norm_source_t after_mlp(const struct config *c, int32_t layer)
 {
     return c->dense[layer] ? NORM_ADD : NORM_COMBINE;
+}
+
+void cuda_moe(const struct cuda_slice *s, int32_t layer, bool routed)
+{
+    const struct layer_weights *w = &s->m->layers[layer];
+    if (routed) route(s, layer, w);
+    experts(s, layer, w);
+    norm(s, NORM_COMBINE, layer, w->slots.post_norm);
 }
 
 static void plan_attention(const struct cuda_slice *s)
@@ -253,14 +275,6 @@ static void plan_attention(const struct cuda_slice *s)
                                       .n_blocks = s->n_blocks[list],
                                       .n_kv_heads = m->c.n_kv_heads,
                                       .first_chunk = s->first_chunk};
-        struct attn_args a = attn_of(s, 0);
-        a.n_blocks = plan.n_blocks;
-        if (list == ATTN_DECODE && kernels_attn_few(m->kernels, &a)) {
-            plan.pages = m->few_pages;
-            plan.tables = m->dev.tables;
-            plan.table_ld = s->table_ld;
-            plan.max_chunks = s->max_chunks;
-        }
         if (plan.n_blocks == 0) continue;
         if (list == ATTN_PREFIX)
             kernels_attn_prefix_plan(m->kernels, m->q, &plan, false);
@@ -279,9 +293,9 @@ void cuda_forward(const struct cuda_slice *s)
         attention(s, i, i == 0 ? NORM_EMBED : after_mlp(c, i - 1));
         norm(s, NORM_ADD, i, w->slots.post_norm);
         if (c->dense[i])
-            dense_mlp(s, w);
+            dense_mlp(s, i, w);
         else
-            experts(s, i, w);
+            route(s, i, w), experts(s, i, w);
     }
     /* x of all tokens; the rows that are wanted are normed by cuda_head. */
     struct norm_args a = {
@@ -309,8 +323,10 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
                           .n = c->hidden_size,
                           .eps = c->rms_norm_eps};
     kernels_norm(m->kernels, m->q, NORM_PLAIN, &a, n, !m->plain);
-    struct gemm_args g = {.x = m->a,
-                          .w = m->head,
+    struct cuda_rows x =
+        cuda_round(s, c->n_layers * CUDA_INPUTS, m->head_format,
+                   (struct round_args){.x = m->a, .out = m->a, .n = c->hidden_size}, n);
+    struct gemm_args g = {.w = m->head,
                           .out = m->logits,
                           .ldx = c->hidden_size,
                           .ldo = m->ld_logits,
@@ -320,6 +336,7 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
                           .n_rows = n,
                           .out_kind = GEMM_F32,
                           .prefetch = 1};
+    cuda_reads(&g, &x, m->head_format);
     gemm_launch(&m->gemm, m->q, m->head_format, &g, n, !m->plain);
     if (!sample) return;
     struct sample_args p = {.logits = m->logits,

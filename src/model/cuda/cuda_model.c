@@ -77,7 +77,6 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
         PLACE(spans[i], n + 1, 1);
         PLACE(dev.blocks[i], n, 1);
     }
-    PLACE(few_pages, ATTN_FEW_PAGES, 1);
     PLACE(arrived, n, (size_t)c->n_kv_heads);
     PLACE(clear_dev, (size_t)m->n_pages, 1);
     PLACE(dev.ids, n, 1);

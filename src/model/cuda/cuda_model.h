@@ -119,7 +119,6 @@ struct cuda_model {
     uint32_t *arrived, *ticket, *counts;
     int32_t *offsets, *token_of, *row_of, *lowered;
     struct attn_span *spans[ATTN_LISTS];
-    int32_t *few_pages; /* attn_args.pages */
     struct sample_state *states;
     uint64_t *order;
     struct sample_result *results; /* [cap] */
