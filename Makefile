@@ -56,6 +56,7 @@ $(OUT)/moult: $(OBJ)
 
 # The units of one instruction set carry its flags; the rest is built for the base architecture.
 ifeq ($(ARCH),x86_64)
+$(OUT)/obj/base/%_avx2.o: ISA := -mavx2
 $(OUT)/obj/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
 $(OUT)/obj/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma
 endif
@@ -82,7 +83,7 @@ build/cuda/%.fatbin: src/backend/cuda/%.cu
 build/cuda/modules.S: $(FATBINS) Makefile
 	@{ echo '.section .note.GNU-stack,"",%progbits'; echo '.section .rodata'; for f in $(FATBINS:build/cuda/%.fatbin=%); do \
 	    printf '.balign 16\n%s_start: .incbin "build/cuda/%s.fatbin"\n%s_name: .asciz "%s"\n' $$f $$f $$f $$f; done; \
-	  printf '.section .data.rel.ro,"aw"\n.balign 8\n.globl cuda_modules\ncuda_modules:\n'; \
+	  printf '.section .data.rel.ro,"aw"\n.balign 8\n.globl cuda_modules\n.hidden cuda_modules\ncuda_modules:\n'; \
 	  for f in $(FATBINS:build/cuda/%.fatbin=%); do echo ".quad $${f}_name, $${f}_start"; done; echo '.quad 0, 0'; } >$@
 $(OUT)/obj/cuda-modules.o: build/cuda/modules.S
 	@mkdir -p $(@D)
@@ -90,15 +91,17 @@ $(OUT)/obj/cuda-modules.o: build/cuda/modules.S
 
 # The library: formats, kernels and the MoE operator, position-independent; only moult_* is exported.
 LIBMOE  := $(wildcard src/format/*.c src/backend/*.c src/backend/cpu/*.c) \
-           src/base/err.c src/base/mem.c src/base/pages.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c)
+           src/base/err.c src/base/mem.c src/base/pages.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c) \
+           $(if $(filter 1,$(CUDA)),$(patsubst %,src/backend/cuda/%.c,device queue memory gemm kernels repack layout_cuda weights) \
+           $(wildcard src/model/cuda/moe_*.c),src/model/cuda/absent.c)
 PICOBJ  := $(LIBMOE:src/%.c=$(OUT)/pic/%.o)
 $(OUT)/pic/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
 $(OUT)/pic/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma
 $(OUT)/pic/%.o: src/%.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) $(ISA) -fPIC -fvisibility=hidden -MMD -MP -c -o $@ $<
-$(OUT)/libmoult.so: $(PICOBJ)
-	$(CC) $(ALL_CF) -shared -Wl,-soname,libmoult.so.1 $(if $(SAN),,-Wl,-z,defs) -o $@ $^ -lm -pthread
+$(OUT)/libmoult.so: $(PICOBJ) $(MODULES)
+	$(CC) $(ALL_CF) -shared -Wl,-soname,libmoult.so.1 $(if $(SAN),,-Wl,-z,defs) -o $@ $^ -lm -ldl -pthread
 lib: $(OUT)/libmoult.so
 
 # What tests, tools and benches link: of all objects, those that they use.
@@ -140,16 +143,17 @@ $(CUDA_BENCHES): $(OUT)/bench/%: bench/%.c $(LIB_A) $(OUT)/flags
 	$(CC) $(ALL_CF) -Itest -MMD -MP -o $@ $< $(LIB_A) -Wl,--as-needed $(LIBS)
 cuda-benches: $(CUDA_BENCHES)
 # Tests of the model and the engine, which run on the host or, told so, on the GPU.
-MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine test_overlap test_routing test_control)
+MODEL_TESTS := $(addprefix $(OUT)/test/,test_reference test_invariance test_engine test_overlap test_routing test_control test_act_device)
 UPDATE_TESTS := $(addprefix $(OUT)/test/,test_updates test_session test_quantized_update test_faults)
 model-tests: $(MODEL_TESTS) $(UPDATE_TESTS)
-check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS) $(MODEL_TESTS) $(UPDATE_TESTS) $(OUT)/moult)
+check-cuda: $(if $(filter 1,$(CUDA)),$(CUDA_TESTS) $(MODEL_TESTS) $(UPDATE_TESTS) $(OUT)/moult $(OUT)/libmoult.so)
 	@[ $(CUDA) = 1 ] || { echo 'check-cuda needs CUDA=1, and that needs nvcc'; exit 1; }
 	@set -e; for t in $(CUDA_TESTS); do echo "== $$t"; $$t; done
 	@set -e; for t in $(MODEL_TESTS); do echo "== $$t, on the GPU"; MOULT_TEST_DEVICE=cuda $$t; done
 	@set -e; for where in device host; do for t in $(UPDATE_TESTS); do echo "== $$t, staged on the $$where"; \
 	    MOULT_TEST_DEVICE=cuda MOULT_TEST_STAGING=$$where $$t; done; done
-	python3 test/server/run.py test_check_gpu test_choice test_plan test_modes test_release
+	MOULT_LIB=$(OUT)/libmoult.so $(PY) test/python/test_moult_cuda.py
+	$(PY) test/server/run.py test_check_gpu test_choice test_plan test_modes test_release
 	@tools/sanitize-cuda $(OUT)/test-cuda
 
 # Small programs that tests drive (oracles in other languages).

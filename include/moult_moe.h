@@ -6,9 +6,11 @@
  *                           .routing_method = MOULT_ROUTE_RENORMALIZE, .max_tokens = 512};
  *     moult_moe *moe;
  *     moult_error err;
- *     if (moult_moe_create(&moe, &c, &err)) ...        // err.message says field, value, what is
- * allowed if (moult_moe_set_weights(moe, &weights, &err)) ... if (moult_moe_run(moe, &call, &err))
- * ...         // routing, both GEMMs, combine moult_moe_destroy(moe);
+ *     if (moult_moe_create(&moe, &c, &err)) ...     // err.message says field, value, what is
+ *                                                   // allowed
+ *     if (moult_moe_set_weights(moe, &weights, &err)) ...
+ *     if (moult_moe_run(moe, &call, &err)) ...      // routing, both GEMMs, combine
+ *     moult_moe_destroy(moe);
  *
  * Arithmetic: inputs are rounded to BF16 (nearest even), sums are f32 in a fixed order, what an
  * expert computes between its GEMMs and its output row are rounded to BF16, routing weights are
@@ -21,8 +23,32 @@
  * so the structs can grow.  Zero is every field's default.  Arrays are dense and row-major;
  * pointers are borrowed during the call unless the comment says otherwise.
  *
- * Devices: `device` and `stream` have their places; this release computes on the CPU and refuses a
- * device other than MOULT_DEVICE_CPU and a stream that is not NULL.
+ * Devices: a handle computes on the CPU (streams NULL) or, with device = MOULT_DEVICE_CUDA, on GPU
+ * `gpu` (compute capability 9.0) in its primary context, that of the CUDA runtime and PyTorch.
+ *
+ *     c.device = MOULT_DEVICE_CUDA;
+ *     weights.device = MOULT_DEVICE_CUDA;         // where the arrays lie: or on the CPU
+ *     call.stream = stream;                       // a CUstream or cudaStream_t
+ *     if (moult_moe_run(moe, &call, &err)) ...    // every pointer of the call is the GPU's
+ *
+ * There moult_moe_run queues kernels on the stream and returns: it allocates nothing and waits for
+ * nothing, so that it can be captured into a graph.  Failures of what it queued come out of the
+ * stream.  The handle's work memory is one: calls on several streams are ordered by the caller.
+ * moult_moe_set_weights reads on weights->stream and waits; runs of the handle that were queued
+ * there have ended by then, others must have.  It writes in place: captured graphs stay valid while
+ * the formats and the set of optional arrays (biases, alpha, ...) stay the same.  What differs:
+ *
+ *     bits                 sums are the tensor core's: close to the CPU's, not equal.  Fused and
+ *                          routed, every batch and every kernel give the same ones there too
+ *     sizes                hidden_size and intermediate_size multiples of 8; at most 1,024 experts,
+ *                          512 of them local, top_k 32
+ *     routing, activation  all methods, biases and limits
+ *     activation_format    fp8-block goes with weights in fp8-block, nvfp4 and nvfp4-per-token with
+ *                          nvfp4, mxfp8 with all; BF16 weights read BF16 beside any
+ *     resident form        another one: moult_gpu_resident_bytes and what follows it
+ *     values of weights    are looked at on the host: arrays on the GPU are copied there and back
+ *
+ * Without a GPU or a driver moult_moe_create says so (MOULT_ERR_UNSUPPORTED).
  *
  * Threads: calls with different handles are independent; one call at a time a handle.
  * Results: 0 or a code; with one, *err (if not NULL) holds it and a message, and outputs are
@@ -45,7 +71,7 @@ extern "C" {
 #define MOULT_API
 #endif
 
-enum { MOULT_API_VERSION = 1 }; /* of this header; grows with it */
+enum { MOULT_API_VERSION = 2 }; /* of this header; grows with it */
 MOULT_API int32_t moult_version(void);
 
 enum {
@@ -122,10 +148,16 @@ typedef struct moult_moe_config {
     int32_t num_threads; /* 0: online CPUs */
     int32_t device;
     const char *isa; /* NULL: the best; "portable", "avx2", "avx512" */
+    int32_t gpu;     /* of CUDA_VISIBLE_DEVICES */
+    void *workspace; /* GPU memory, 256-byte aligned, for the life of the handle; NULL: its own */
+    size_t workspace_bytes; /* at least moult_moe_workspace_bytes */
 } moult_moe_config;
 
 typedef struct moult_moe moult_moe;
 
+/* GPU memory that a handle of this configuration works in, weights apart; 0 on the CPU. */
+MOULT_API int32_t moult_moe_workspace_bytes(size_t *out, const moult_moe_config *config,
+                                            moult_error *err);
 MOULT_API int32_t moult_moe_create(moult_moe **out, const moult_moe_config *config,
                                    moult_error *err);
 MOULT_API void moult_moe_destroy(moult_moe *moe); /* NULL is fine */
@@ -150,8 +182,8 @@ enum {
 typedef struct moult_moe_weights {
     size_t size;
     int32_t arrangement;
-    int32_t device;
-    void *stream;
+    int32_t device;                /* of all arrays, but for the table `resident` itself */
+    void *stream;                  /* of a GPU: where the arrays are ready */
     moult_matrices gate, up, down; /* down [H][I]; copied */
     const void *const *resident;   /* [experts][3]: gate, up, down; formats from the fields above */
     const float *gate_bias; /* [experts][I], or fused [experts][2I] in the order of the rows */
@@ -203,14 +235,32 @@ MOULT_API int32_t moult_pack(void *resident, const moult_matrices *m, int64_t ro
 MOULT_API int32_t moult_unpack(const moult_matrix_out *out, int32_t format, int64_t rows,
                                int64_t cols, const void *resident, moult_error *err);
 
+/* The same on the GPU of a handle: tiles for its tensor cores, at a multiple of 16.  The arrays of
+ * `m` and `out` may lie on either side; both calls wait.  Resident matrices go to any handle there
+ * as MOULT_RESIDENT.  moult_gpu_resident tells where a handle has its own, which
+ * moult_moe_set_weights replaces in place (not to be given back to it). */
+MOULT_API int32_t moult_gpu_resident_bytes(size_t *out, int32_t format, int64_t rows, int64_t cols,
+                                           moult_error *err);
+MOULT_API int32_t moult_gpu_pack(moult_moe *moe, void *resident, const moult_matrices *m,
+                                 int64_t rows, int64_t cols, void *stream, moult_error *err);
+MOULT_API int32_t moult_gpu_unpack(moult_moe *moe, const moult_matrix_out *out, int32_t format,
+                                   int64_t rows, int64_t cols, const void *resident, void *stream,
+                                   moult_error *err);
+/* matrix: 0 gate, 1 up, 2 down of a local expert. */
+MOULT_API int32_t moult_gpu_resident(void **out, const moult_moe *moe, int32_t expert,
+                                     int32_t matrix, moult_error *err);
+
 /*
  * FlashInfer's trtllm layouts of one expert, exported from canonical bytes and imported back.
  *
  *     w13 rows   [up; gate], then (not FP8_BLOCK) up and gate rows alternate, then rows are
- * shuffled in blocks of 32 (FP8_BLOCK: of 16) w2 rows    shuffled in the same blocks data
- * optionally block-major: [row bytes / 128][rows][128 bytes] scales     E4M3 and E8M0: rows as the
- * data's, then 128x4 tiles (rows padded to 128, columns to 4, with zeros); FP8_BLOCK: f32 blocks as
- * they are, halves [up; gate]; FP8_TENSOR: none bias       f32, rows as the data's
+ *                shuffled in blocks of 32 (FP8_BLOCK: of 16)
+ *     w2 rows    shuffled in the same blocks
+ *     data       optionally block-major: [row bytes / 128][rows][128 bytes]
+ *     scales     E4M3 and E8M0: rows as the data's, then 128x4 tiles (rows padded to 128, columns
+ *                to 4, with zeros); FP8_BLOCK: f32 blocks as they are, halves [up; gate];
+ *                FP8_TENSOR: none
+ *     bias       f32, rows as the data's
  */
 enum { MOULT_TRTLLM_W13, MOULT_TRTLLM_W2 };
 enum { MOULT_PART_DATA, MOULT_PART_SCALE, MOULT_PART_BIAS };

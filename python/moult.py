@@ -1,4 +1,4 @@
-"""libmoult from Python: the routed mixture-of-experts layer on numpy arrays and torch CPU tensors.
+"""libmoult from Python: the routed mixture-of-experts layer on numpy arrays and torch tensors, of the CPU or a GPU.
 
     moe = moult.Moe(hidden_size=2048, intermediate_size=768, num_experts=128, top_k=8,
                     routing_method=moult.ROUTE_RENORMALIZE)
@@ -7,6 +7,15 @@
     y = moe.run(x, logits=logits)                # fused
     y = moe.run(x, packed=packed)                # routed: int32, id << 16 | bits of a BF16 weight
     y = moe.run(x, topk_ids=ids, topk_weights=w)
+
+On a GPU:
+
+    moe = moult.Moe(..., device="cuda")          # or "cuda:1"
+    moe.set_weights(...)                         # all arrays on the GPU, or all on the CPU
+    y = moe.run(x, logits=logits)                # torch CUDA tensors; queued on torch's current stream
+
+run() there neither allocates (but for its result, by torch) nor waits, and can be captured by torch.cuda.graph
+with `out=` a tensor of the caller's.
 
 Names, fields and meanings are those of include/moult_moe.h, without the prefix.  BF16 is torch.bfloat16,
 ml_dtypes' bfloat16, or numpy uint16 holding the bits.  The result is of the kind of x (torch or numpy)
@@ -48,7 +57,8 @@ class _Config(ctypes.Structure):
                 ("local_num_experts", i32), ("routing_method", i32), ("n_group", i32),
                 ("topk_group", i32), ("routed_scaling_factor", f32), ("norm_topk_prob", i32),
                 ("activation", i32), ("weights_on_input", i32), ("activation_format", i32),
-                ("max_tokens", i32), ("num_threads", i32), ("device", i32), ("isa", ctypes.c_char_p)]
+                ("max_tokens", i32), ("num_threads", i32), ("device", i32), ("isa", ctypes.c_char_p),
+                ("gpu", i32), ("workspace", ptr), ("workspace_bytes", size_t)]
 
 
 class _Matrices(ctypes.Structure):
@@ -94,11 +104,15 @@ def _load():
     for name, args in {
         "moult_version": [],
         "moult_moe_create": [ctypes.POINTER(ptr), ctypes.POINTER(_Config), err],
+        "moult_moe_workspace_bytes": [ctypes.POINTER(size_t), ctypes.POINTER(_Config), err],
         "moult_moe_set_weights": [ptr, ctypes.POINTER(_Weights), err],
         "moult_moe_run": [ptr, ctypes.POINTER(_Call), err],
         "moult_resident_bytes": [ctypes.POINTER(size_t), i32, i64, i64, err],
         "moult_pack": [ptr, ctypes.POINTER(_Matrices), i64, i64, err],
         "moult_unpack": [ctypes.POINTER(_MatrixOut), i32, i64, i64, ptr, err],
+        "moult_gpu_resident_bytes": [ctypes.POINTER(size_t), i32, i64, i64, err],
+        "moult_gpu_pack": [ptr, ptr, ctypes.POINTER(_Matrices), i64, i64, ptr, err],
+        "moult_gpu_unpack": [ptr, ctypes.POINTER(_MatrixOut), i32, i64, i64, ptr, ptr, err],
         "moult_trtllm_bytes": [ctypes.POINTER(size_t), ctypes.POINTER(_Trtllm), err],
         "moult_trtllm_export": [ptr, ctypes.POINTER(_Trtllm), ptr, ptr, err],
         "moult_trtllm_import": [ptr, ptr, ctypes.POINTER(_Trtllm), ptr, err],
@@ -130,10 +144,11 @@ def _is_torch(x):
 class _Array:
     """A dense view of an array or tensor (a copy where it is strided), kept alive with its address."""
 
-    def __init__(self, x, *dtypes):
+    def __init__(self, x, *dtypes, device="cpu"):
+        at = str(x.device) if _is_torch(x) else "cpu"
+        if at != device:
+            raise Error(ERR_UNSUPPORTED, f"device: {at}; allowed: {device}")
         if _is_torch(x):
-            if x.device.type != "cpu":
-                raise Error(ERR_UNSUPPORTED, f"device: {x.device}; allowed: cpu")
             self.keep = x.detach().contiguous()
             self.dtype = str(self.keep.dtype).replace("torch.", "")
             self.address = self.keep.data_ptr()
@@ -152,16 +167,16 @@ _FLOATS = {"float32": DTYPE_F32, "bfloat16": DTYPE_BF16, "uint16": DTYPE_BF16}
 
 
 class _Keep:
-    """Addresses for one call; the arrays live as long as this object."""
+    """Addresses for one call, all of one device; the arrays live as long as this object."""
 
-    def __init__(self):
-        self.arrays = []
+    def __init__(self, device="cpu"):
+        self.arrays, self.device = [], device
 
     def bytes(self, x, n, name):
         """Any dtype, exactly n bytes."""
         if x is None:
             return None
-        a = _Array(x)
+        a = _Array(x, device=self.device)
         if a.bytes != n:
             raise Error(ERR_INPUT, f"{name}: {a.bytes} bytes; expected {n}")
         self.arrays.append(a)
@@ -170,7 +185,7 @@ class _Keep:
     def typed(self, x, shape, name, *dtypes):
         if x is None:
             return None
-        a = _Array(x, *dtypes)
+        a = _Array(x, *dtypes, device=self.device)
         if a.shape != tuple(shape):
             raise Error(ERR_INPUT, f"{name}: shape {a.shape}; expected {tuple(shape)}")
         self.arrays.append(a)
@@ -179,7 +194,7 @@ class _Keep:
     def floats(self, x, shape, name):
         if x is None:
             return None, 0
-        a = _Array(x, *_FLOATS)
+        a = _Array(x, *_FLOATS, device=self.device)
         if a.shape != tuple(shape):
             raise Error(ERR_INPUT, f"{name}: shape {a.shape}; expected {tuple(shape)}")
         self.arrays.append(a)
@@ -224,21 +239,52 @@ class Matrices:
                          keep.typed(self.input_scale, scalars, name + ".input_scale", "float32"))
 
 
+def _config(hidden_size, intermediate_size, num_experts, top_k, isa, device, fields):
+    """The struct, and where its handle computes: "cpu", "cuda:0", ..."""
+    c = _Config(size=ctypes.sizeof(_Config), hidden_size=hidden_size, intermediate_size=intermediate_size,
+                num_experts=num_experts, top_k=top_k, isa=isa.encode() if isa else None)
+    known = {n for n, _ in _Config._fields_}
+    for k, v in fields.items():
+        if k not in known:
+            raise TypeError(f"Moe has no field {k}")
+        setattr(c, k, v)
+    if isinstance(device, int):
+        c.device = device
+    elif str(device) != "cpu":
+        kind, _, gpu = str(device).partition(":")
+        if kind != "cuda" or not (gpu or "0").isdigit():
+            raise Error(ERR_INPUT, f"device: {device}; allowed: cpu, cuda, cuda:N")
+        c.device, c.gpu = DEVICE_CUDA, int(gpu or c.gpu)
+    return c, f"cuda:{c.gpu}" if c.device == DEVICE_CUDA else "cpu"
+
+
+def workspace_bytes(hidden_size, intermediate_size, num_experts, top_k, isa=None, device="cpu", **fields):
+    """GPU memory that Moe of the same arguments takes to work in; weights come on top."""
+    c, _ = _config(hidden_size, intermediate_size, num_experts, top_k, isa, device, fields)
+    n = size_t()
+    _call(_lib.moult_moe_workspace_bytes, ctypes.byref(n), ctypes.byref(c))
+    return n.value
+
+
 class Moe:
-    def __init__(self, hidden_size, intermediate_size, num_experts, top_k, isa=None, **fields):
-        c = _Config(size=ctypes.sizeof(_Config), hidden_size=hidden_size,
-                    intermediate_size=intermediate_size, num_experts=num_experts, top_k=top_k,
-                    isa=isa.encode() if isa else None)
-        known = {n for n, _ in _Config._fields_}
-        for k, v in fields.items():
-            if k not in known:
-                raise TypeError(f"Moe has no field {k}")
-            setattr(c, k, v)
-        self._moe = ptr()
+    def __init__(self, hidden_size, intermediate_size, num_experts, top_k, isa=None, device="cpu", **fields):
+        """`workspace`: a torch tensor of at least workspace_bytes() bytes on the GPU; else the library's own."""
+        work = fields.pop("workspace", None)
+        c, self.device = _config(hidden_size, intermediate_size, num_experts, top_k, isa, device, fields)
+        self._moe, self._work = ptr(), None
+        if work is not None:
+            self._work = _Array(work, device=self.device)
+            c.workspace, c.workspace_bytes = self._work.address, self._work.bytes
         _call(_lib.moult_moe_create, ctypes.byref(self._moe), ctypes.byref(c))
         self.config = c
         self.experts = c.local_num_experts or c.num_experts
         self._resident = None
+
+    def _stream(self):
+        if self.device == "cpu":
+            return None
+        import torch
+        return torch.cuda.current_stream(self.device).cuda_stream
 
     def close(self):
         if self._moe:
@@ -252,16 +298,19 @@ class Moe:
     def set_weights(self, gate=None, up=None, down=None, arrangement=GATE_AND_UP, resident=None,
                     gate_bias=None, up_bias=None, down_bias=None, alpha=None, beta=None, limit=None,
                     input_scale_in=0.0, input_scale_down=0.0):
-        """`resident`: arrays from pack(), [experts][gate, up, down]; the formats are those of the
-        Matrices given as gate, up, down, whose data may be None."""
-        keep, n = _Keep(), self.experts
+        """`resident`: arrays from pack() (of this class, on a GPU), [experts][gate, up, down]; the formats are
+        those of the Matrices given as gate, up, down, whose data may be None."""
+        at = resident[0][0] if arrangement == RESIDENT else gate.data
+        on_gpu = self.device != "cpu" and _is_torch(at) and at.device.type == "cuda"
+        keep, n = _Keep(self.device if on_gpu else "cpu"), self.experts
         h, i = self.config.hidden_size, self.config.intermediate_size
         fused = arrangement in (FUSED_GATE_UP, FUSED_UP_GATE, FUSED_INTERLEAVED)
-        w = _Weights(size=ctypes.sizeof(_Weights), arrangement=arrangement)
+        w = _Weights(size=ctypes.sizeof(_Weights), arrangement=arrangement, device=int(on_gpu),
+                     stream=self._stream())
         if arrangement == RESIDENT:
             for name, m in (("gate", gate), ("up", up), ("down", down)):
                 getattr(w, name).format = m.format
-            flat = [_Array(r) for expert in resident for r in expert]
+            flat = [_Array(r, device=keep.device) for expert in resident for r in expert]
             table = (ptr * len(flat))(*[a.address for a in flat])
             w.resident = ctypes.cast(table, ptr)
             keep.arrays += [flat, table]
@@ -282,15 +331,14 @@ class Moe:
         self._resident = keep if arrangement == RESIDENT else None
 
     def run(self, x, logits=None, routing_bias=None, replay_ids=None, packed=None, topk_ids=None,
-            topk_weights=None, output_dtype=None, replay_out=None, packed_out=None):
-        """replay_out (int16) and packed_out (int32): numpy arrays [tokens, top_k] to be filled."""
-        keep, c = _Keep(), _Call(size=ctypes.sizeof(_Call))
+            topk_weights=None, output_dtype=None, replay_out=None, packed_out=None, out=None):
+        """replay_out (int16) and packed_out (int32): numpy arrays [tokens, top_k] (on a GPU tensors) to be
+        filled; out: the same for the result, float32 or bfloat16."""
+        keep, c = _Keep(self.device), _Call(size=ctypes.sizeof(_Call), stream=self._stream())
         n, h, k = int(x.shape[0]), self.config.hidden_size, self.config.top_k
         c.num_tokens = n
         c.input, c.input_dtype = keep.floats(x, (n, h), "x")
         c.output_dtype = c.input_dtype if output_dtype is None else {"f32": 0, "bf16": 1}[output_dtype]
-        out = np.empty((n, h), np.uint16 if c.output_dtype else np.float32)
-        c.output = out.ctypes.data
         c.logits, c.logits_dtype = keep.floats(logits, (n, self.config.num_experts), "logits")
         c.routing_bias, c.bias_dtype = keep.floats(routing_bias, (self.config.num_experts,),
                                                    "routing_bias")
@@ -298,18 +346,52 @@ class Moe:
         c.packed = keep.typed(packed, (n, k), "packed", "int32")
         c.topk_ids = keep.typed(topk_ids, (n, k), "topk_ids", "int32")
         c.topk_weights, c.weights_dtype = keep.floats(topk_weights, (n, k), "topk_weights")
-        for name, a, dtype in (("replay_out", replay_out, np.int16), ("packed_out", packed_out, np.int32)):
-            if a is None:
-                continue
-            if a.dtype != dtype or a.shape != (n, k) or not a.flags.c_contiguous:
-                raise Error(ERR_INPUT, f"{name}: a dense {dtype.__name__} array {(n, k)} is needed")
-            setattr(c, name, a.ctypes.data)
+        c.replay_out = self._filled(keep, replay_out, (n, k), "replay_out", "int16")
+        c.packed_out = self._filled(keep, packed_out, (n, k), "packed_out", "int32")
+        if out is None:
+            out = self._empty(x, (n, h), c.output_dtype)
+        c.output = self._filled(keep, out, (n, h), "out", *_FLOATS)
+        c.output_dtype = _FLOATS[keep.arrays[-1].dtype]
         _call(_lib.moult_moe_run, self._moe, ctypes.byref(c))
+        return out
+
+    def _empty(self, x, shape, bf16):
         if not _is_torch(x):
-            return out
+            return np.empty(shape, np.uint16 if bf16 else np.float32)
         import torch
-        t = torch.from_numpy(out.view(np.int16) if c.output_dtype else out)
-        return t.view(torch.bfloat16) if c.output_dtype else t
+        return torch.empty(shape, dtype=torch.bfloat16 if bf16 else torch.float32, device=x.device)
+
+    def _filled(self, keep, a, shape, name, *dtypes):
+        """The address of an array that is written: never of a copy."""
+        if a is None:
+            return None
+        address = keep.typed(a, shape, name, *dtypes)
+        if address != (a.data_ptr() if _is_torch(a) else a.ctypes.data):
+            raise Error(ERR_INPUT, f"{name}: a dense array is needed")
+        return address
+
+    def pack(self, format, rows, cols, data, scale=None, tensor_scale=None, input_scale=None):
+        """One matrix (all on the CPU or all on the GPU) to its resident form on the GPU, a uint8 tensor."""
+        import torch
+        keep, n = _Keep(str(data.device) if _is_torch(data) else "cpu"), size_t()
+        one = [None if v is None else v.reshape(1) if _is_torch(v) else _scalar(v) for v in (tensor_scale, input_scale)]
+        m = Matrices(format, data, scale, *one)._fill(keep, "matrix", 1, rows, cols, False)
+        _call(_lib.moult_gpu_resident_bytes, ctypes.byref(n), m.format, rows, cols)
+        out = torch.empty(n.value, dtype=torch.uint8, device=self.device)
+        _call(_lib.moult_gpu_pack, self._moe, out.data_ptr(), ctypes.byref(m), rows, cols, self._stream())
+        return out
+
+    def unpack(self, format, rows, cols, resident):
+        """(data, scale, tensor_scale, input_scale) of a tensor from pack(): uint8 tensors on the GPU and floats."""
+        import torch
+        f, sizes = _format(format), canonical_bytes(format, rows, cols)
+        data, scale = (torch.empty(n, dtype=torch.uint8, device=self.device) for n in sizes)
+        scalars = np.full(2, np.nan, np.float32)
+        a = scalars.ctypes.data
+        out = _MatrixOut(data.data_ptr(), scale.data_ptr() if sizes[1] else None, a, a + 4)
+        _call(_lib.moult_gpu_unpack, self._moe, ctypes.byref(out), f, rows, cols,
+              _Array(resident, device=self.device).address, self._stream())
+        return data, scale, float(scalars[0]), float(scalars[1])
 
 
 def resident_bytes(format, rows, cols):

@@ -45,6 +45,8 @@ def options():
     p.add_argument("--most", type=int, default=160, help="new tokens of an answer")
     p.add_argument("--temperature", type=float, default=0.6, help="of the answers, in both programs")
     p.add_argument("--lr", type=float, default=5e-5)
+    p.add_argument("--beta2", type=float, default=0.95, help="Adam's, of the squared gradients")
+    p.add_argument("--frozen", nargs="*", default=[], metavar="NAME", help="parameters that stay: embed, head, gate, ...")
     p.add_argument("--warmup", type=int, default=4, help="optimizer steps until the learning rate is whole")
     p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.28), help="below and above 1")
     p.add_argument("--average", type=float, default=0.97, help="decay an optimizer step of the average that is evaluated")
@@ -91,7 +93,10 @@ class Trainer:
         self.o, self.client = o, client
         self.model = Model.load(o.model)
         self.model.rounded = True
-        self.adam = torch.optim.Adam(self.model.parameters(), lr=o.lr, betas=(0.9, 0.95), eps=1e-7)
+        for name, p in self.model.named_parameters():
+            p.requires_grad_(not any(word in name.split(".") for word in o.frozen))
+        learned = [p for p in self.model.parameters() if p.requires_grad]
+        self.adam = torch.optim.Adam(learned, lr=o.lr, betas=(0.9, o.beta2), eps=1e-7)
         self.updates = 0
         self.average = copy.deepcopy(self.model)
 

@@ -20,6 +20,7 @@ int32_t api_return(moult_error *out, err_t rc, const struct err *e)
         [ERR_UNSUPPORTED] = MOULT_ERR_UNSUPPORTED,
         [ERR_NOMEM] = MOULT_ERR_NOMEM,
         [ERR_SYSTEM] = MOULT_ERR_SYSTEM,
+        [ERR_NOTFOUND] = MOULT_ERR_UNSUPPORTED, /* a GPU, a driver */
     };
     if (rc == OK) return MOULT_OK;
     int32_t code =
@@ -51,12 +52,13 @@ err_t api_read(void *own, size_t own_size, size_t least, const void *from, struc
     return OK;
 }
 
-err_t api_device(int32_t device, const void *stream, struct err *e)
+err_t api_device(const struct moult_moe *m, int32_t device, const void *stream, struct err *e)
 {
-    if (device == MOULT_DEVICE_CUDA)
-        return err_set(e, ERR_UNSUPPORTED, "device: CUDA is not in this build; allowed: CPU (0)");
+    if (device != MOULT_DEVICE_CPU && device != MOULT_DEVICE_CUDA)
+        return err_set(e, ERR_INPUT, "device: %d; allowed: CPU (0), CUDA (1)", device);
+    if (m->gpu) return OK;
     if (device != MOULT_DEVICE_CPU)
-        return err_set(e, ERR_INPUT, "device: %d; allowed: CPU (0)", device);
+        return err_set(e, ERR_UNSUPPORTED, "device: CUDA (1); a handle on the CPU allows CPU (0)");
     if (stream != NULL)
         return err_set(e, ERR_INPUT, "stream: a handle on the CPU has none; allowed: NULL");
     return OK;
@@ -70,7 +72,7 @@ static err_t check_enum(int32_t v, int32_t end, const char *name, struct err *e)
 
 static err_t fill(struct moult_moe *m, const moult_moe_config *c, struct err *e)
 {
-    err_t rc = api_device(c->device, NULL, e);
+    err_t rc = check_enum(c->device, MOULT_DEVICE_CUDA + 1, "device", e);
     if (rc == OK) rc = check_enum(c->activation, MOE_ACTIVATION_COUNT, "activation", e);
     if (rc == OK) rc = check_enum(c->activation_format, ACT_COUNT, "activation_format", e);
     if (rc == OK) rc = check_enum(c->routing_method, ROUTE_COUNT, "routing_method", e);
@@ -118,6 +120,15 @@ static err_t get_buffers(struct moult_moe *m, struct err *e)
     return err_set(e, ERR_NOMEM, "no memory for %d tokens", m->max_tokens);
 }
 
+static err_t cpu_create(struct moult_moe *m, const moult_moe_config *c, struct err *e)
+{
+    err_t rc = cpu_ops_get(&m->ops, c->isa, e);
+    if (rc != OK) return rc;
+    m->pool = pool_new(c->num_threads ? c->num_threads : pool_cpus());
+    rc = moe_op_new(&m->op, &m->shape, m->ops, m->pool, m->max_tokens, e);
+    return rc == OK ? get_buffers(m, e) : rc;
+}
+
 int32_t moult_moe_create(moult_moe **out, const moult_moe_config *config, moult_error *err)
 {
     struct err e = {0};
@@ -127,12 +138,7 @@ int32_t moult_moe_create(moult_moe **out, const moult_moe_config *config, moult_
     if (rc != OK) return api_return(err, rc, &e);
     struct moult_moe *m = mem_alloc(sizeof *m);
     rc = fill(m, &c, &e);
-    if (rc == OK) rc = cpu_ops_get(&m->ops, c.isa, &e);
-    if (rc == OK) {
-        m->pool = pool_new(c.num_threads ? c.num_threads : pool_cpus());
-        rc = moe_op_new(&m->op, &m->shape, m->ops, m->pool, m->max_tokens, &e);
-    }
-    if (rc == OK) rc = get_buffers(m, &e);
+    if (rc == OK) rc = c.device == MOULT_DEVICE_CUDA ? gpu_create(m, &c, &e) : cpu_create(m, &c, &e);
     if (rc == OK)
         *out = m;
     else
@@ -140,9 +146,24 @@ int32_t moult_moe_create(moult_moe **out, const moult_moe_config *config, moult_
     return api_return(err, rc, &e);
 }
 
+int32_t moult_moe_workspace_bytes(size_t *out, const moult_moe_config *config, moult_error *err)
+{
+    struct err e = {0};
+    moult_moe_config c;
+    struct moult_moe m = {0};
+    size_t bytes = 0;
+    err_t rc = out ? api_read(&c, sizeof c, offsetof(moult_moe_config, max_tokens), config, &e)
+                   : err_set(&e, ERR_INPUT, "out: NULL");
+    if (rc == OK) rc = fill(&m, &c, &e);
+    if (rc == OK && c.device == MOULT_DEVICE_CUDA) rc = gpu_work_bytes(&bytes, &m, &e);
+    if (rc == OK) *out = bytes;
+    return api_return(err, rc, &e);
+}
+
 void moult_moe_destroy(moult_moe *m)
 {
     if (m == NULL) return;
+    gpu_destroy(m);
     api_set_free(m, m->set);
     moe_op_free(m->op);
     pool_free(m->pool);
@@ -165,7 +186,8 @@ static err_t check_choices(const struct moult_moe *m, const moult_moe_call *c, s
         return err_set(e, ERR_INPUT, "topk_ids and topk_weights go together");
     if (c->logits) {
         struct route r = m->route;
-        r.bias = c->routing_bias ? m->bias : NULL;
+        static const float some; /* whether there is one is what is checked */
+        r.bias = c->routing_bias ? &some : NULL;
         return route_check(&r, e);
     }
     if (c->routing_bias || c->replay_ids)
@@ -184,14 +206,14 @@ static err_t check_call(const struct moult_moe *m, const moult_moe_call *c, stru
                   {c->logits_dtype, "logits_dtype"},
                   {c->bias_dtype, "bias_dtype"},
                   {c->weights_dtype, "weights_dtype"}};
-    if (m->set == NULL) return err_set(e, ERR_STATE, "no weights were set");
+    if (m->gpu ? !m->gpu_ready : !m->set) return err_set(e, ERR_STATE, "no weights were set");
     if (c->num_tokens < 0)
         return err_set(e, ERR_INPUT, "num_tokens: %d; allowed: 0 and more", c->num_tokens);
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
         err_t rc = check_enum(dtypes[i].v, MOULT_DTYPE_BF16 + 1, dtypes[i].name, e);
         if (rc != OK) return rc;
     }
-    err_t rc = api_device(MOULT_DEVICE_CPU, c->stream, e);
+    err_t rc = api_device(m, MOULT_DEVICE_CPU, c->stream, e);
     if (rc == OK && c->num_tokens > 0 && (!c->input || !c->output))
         rc = err_set(e, ERR_INPUT, "%s: NULL", c->input ? "output" : "input");
     return rc == OK ? check_choices(m, c, e) : rc;
@@ -257,6 +279,7 @@ int32_t moult_moe_run(moult_moe *m, const moult_moe_call *call, moult_error *err
     err_t rc = api_read(&c, sizeof c, offsetof(moult_moe_call, replay_out), call, &e);
     if (rc == OK) rc = check_call(m, &c, &e);
     if (rc != OK) return api_return(err, rc, &e);
+    if (m->gpu) return api_return(err, gpu_run(m, &c, &e), &e);
     if (c.routing_bias) widen(m->bias, c.routing_bias, c.bias_dtype, 0, (size_t)m->shape.n_experts);
     for (int32_t t = 0, n; t < c.num_tokens; t += n) {
         n = c.num_tokens - t < m->max_tokens ? c.num_tokens - t : m->max_tokens;

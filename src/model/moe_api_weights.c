@@ -16,14 +16,7 @@ _Static_assert((int)MOULT_FORMAT_MXFP4 == (int)FORMAT_MXFP4 &&
 
 static const char *const names[MOE_MATRICES] = {"gate", "up", "down"};
 
-/* One expert's matrix, canonical. */
-struct source {
-    struct format_parts p;
-    float input;
-    void *gathered[2]; /* data, scale; of interleaved rows */
-};
-
-static err_t check_matrices(const moult_matrices *m, const char *name, struct err *e)
+err_t api_check_matrices(const moult_matrices *m, const char *name, struct err *e)
 {
     if (m->format < 0 || m->format >= FORMAT_COUNT)
         return err_set(e, ERR_INPUT, "%s.format: %d; allowed: 0 to %d", name, m->format,
@@ -40,7 +33,7 @@ static err_t check_matrices(const moult_matrices *m, const char *name, struct er
 }
 
 /* First bad place of a matrix, into e. */
-static err_t check_values(const struct format_parts *p, struct err *e)
+err_t api_check_values(const struct format_parts *p, struct err *e)
 {
     size_t data, scale, at = 0, n = p->rows * p->cols;
     const struct format *f = &formats[p->format];
@@ -77,8 +70,7 @@ static void *gather(const void *from, size_t first, size_t rows, size_t row_byte
     return to;
 }
 
-/* Where expert x's matrix `which` lies.  ERR_NOMEM while gathering. */
-static err_t find(struct source *s, const struct moult_moe *m, const moult_moe_weights *w,
+err_t api_find(struct api_source *s, const struct moult_moe *m, const moult_moe_weights *w,
                   int32_t x, int which, struct err *e)
 {
     bool fused = w->arrangement != MOULT_GATE_AND_UP && which != MOE_DOWN;
@@ -94,7 +86,7 @@ static err_t find(struct source *s, const struct moult_moe *m, const moult_moe_w
         return err_set(e, ERR_INPUT, "%zu x %zu overflow", stack, cols);
     const char *d = (const char *)from->data + i * data;
     const char *c = from->scale ? (const char *)from->scale + i * scale : NULL;
-    *s = (struct source){.p = {f, rows, cols, d, c, 1.0f},
+    *s = (struct api_source){.p = {f, rows, cols, d, c, 1.0f},
                          .input = from->input_scale ? from->input_scale[index] : NAN};
     if (from->tensor_scale) s->p.tensor = from->tensor_scale[index];
     if (!fused) return OK;
@@ -116,6 +108,12 @@ static err_t find(struct source *s, const struct moult_moe *m, const moult_moe_w
     return OK;
 }
 
+void api_release(struct api_source *s)
+{
+    mem_free(s->gathered[0]);
+    mem_free(s->gathered[1]);
+}
+
 struct pack_loop {
     const struct moult_moe *m;
     const moult_moe_weights *w;
@@ -125,10 +123,10 @@ struct pack_loop {
 
 static err_t pack_one(const struct pack_loop *l, int i, struct err *e)
 {
-    struct source s = {0};
+    struct api_source s = {0};
     size_t bytes;
-    err_t rc = find(&s, l->m, l->w, i / MOE_MATRICES, i % MOE_MATRICES, e);
-    if (rc == OK) rc = check_values(&s.p, e);
+    err_t rc = api_find(&s, l->m, l->w, i / MOE_MATRICES, i % MOE_MATRICES, e);
+    if (rc == OK) rc = api_check_values(&s.p, e);
     if (rc == OK && !layout_bytes(&bytes, s.p.format, s.p.rows, s.p.cols))
         rc = err_set(e, ERR_INPUT, "%zu x %zu overflow", s.p.rows, s.p.cols);
     if (rc == OK && (l->s->owned[i] = mem_try(bytes)) == NULL)
@@ -137,8 +135,7 @@ static err_t pack_one(const struct pack_loop *l, int i, struct err *e)
         put(l->s->owned[i], &s.p, s.input);
         l->s->matrices[i] = layout_matrix(s.p.format, s.p.rows, s.p.cols, l->s->owned[i]);
     }
-    mem_free(s.gathered[0]);
-    mem_free(s.gathered[1]);
+    api_release(&s);
     return rc;
 }
 
@@ -184,18 +181,18 @@ static err_t take_resident(const struct moult_moe *m, const moult_moe_weights *w
     return OK;
 }
 
-static err_t check_arrangement(const struct moult_moe *m, const moult_moe_weights *w, struct err *e)
+err_t api_check_arrangement(const struct moult_moe *m, const moult_moe_weights *w, struct err *e)
 {
     if (w->arrangement < 0 || w->arrangement > MOULT_RESIDENT)
         return err_set(e, ERR_INPUT, "arrangement: %d; allowed: 0 to %d", w->arrangement,
                        MOULT_RESIDENT);
     if (w->arrangement == MOULT_RESIDENT) return OK;
     bool fused = w->arrangement != MOULT_GATE_AND_UP;
-    err_t rc = check_matrices(&w->gate, "gate", e);
-    if (rc == OK && !fused) rc = check_matrices(&w->up, "up", e);
+    err_t rc = api_check_matrices(&w->gate, "gate", e);
+    if (rc == OK && !fused) rc = api_check_matrices(&w->up, "up", e);
     if (rc == OK && fused && w->up.data)
         rc = err_set(e, ERR_INPUT, "up.data: a fused arrangement has gate and up in `gate`");
-    if (rc == OK) rc = check_matrices(&w->down, "down", e);
+    if (rc == OK) rc = api_check_matrices(&w->down, "down", e);
     if (rc != OK || !fused) return rc;
     uint32_t group = formats[w->gate.format].group_rows;
     if (group > 1 && w->arrangement == MOULT_FUSED_INTERLEAVED)
@@ -241,7 +238,7 @@ static bool copy_pair(struct moe_set *s, const moult_moe_weights *w, size_t expe
     return true;
 }
 
-static err_t copy_vectors(const struct moult_moe *m, const moult_moe_weights *w, struct moe_set *s,
+err_t api_copy_vectors(const struct moult_moe *m, const moult_moe_weights *w, struct moe_set *s,
                           struct err *e)
 {
     size_t n = (size_t)m->shape.n_local, hidden = (size_t)m->shape.hidden;
@@ -277,13 +274,13 @@ void api_set_free(const struct moult_moe *m, struct moe_set *s)
 static err_t make_set(struct moe_set *s, const struct moult_moe *m, const moult_moe_weights *w,
                       struct err *e)
 {
-    err_t rc = api_device(w->device, w->stream, e);
-    if (rc == OK) rc = check_arrangement(m, w, e);
+    err_t rc = api_device(m, w->device, w->stream, e);
+    if (rc == OK) rc = api_check_arrangement(m, w, e);
     if (rc != OK) return rc;
     s->matrices = mem_try_array((size_t)m->shape.n_local * MOE_MATRICES, sizeof *s->matrices);
     if (s->matrices == NULL) return err_set(e, ERR_NOMEM, "no memory for the matrices");
     rc = w->arrangement == MOULT_RESIDENT ? take_resident(m, w, s, e) : pack_all(m, w, s, e);
-    if (rc == OK) rc = copy_vectors(m, w, s, e);
+    if (rc == OK) rc = api_copy_vectors(m, w, s, e);
     return rc == OK ? moe_op_check_inputs(m->op, &s->view, e) : rc;
 }
 
@@ -294,6 +291,7 @@ int32_t moult_moe_set_weights(moult_moe *m, const moult_moe_weights *weights, mo
     if (m == NULL) return api_return(err, err_set(&e, ERR_INPUT, "moe: NULL"), &e);
     err_t rc = api_read(&w, sizeof w, offsetof(moult_moe_weights, gate_bias), weights, &e);
     if (rc != OK) return api_return(err, rc, &e);
+    if (m->gpu) return api_return(err, gpu_set_weights(m, &w, &e), &e);
     struct moe_set *s = mem_alloc(sizeof *s);
     rc = make_set(s, m, &w, &e);
     if (rc == OK) {
@@ -336,7 +334,7 @@ int32_t moult_pack(void *resident, const moult_matrices *m, int64_t rows, int64_
 {
     struct err e = {0};
     size_t bytes;
-    err_t rc = resident && m ? check_matrices(m, "matrix", &e)
+    err_t rc = resident && m ? api_check_matrices(m, "matrix", &e)
                              : err_set(&e, ERR_INPUT, "%s: NULL", m ? "resident" : "matrix");
     if (rc == OK) rc = check_size(m->format, rows, cols, &bytes, &e);
     if (rc != OK) return api_return(err, rc, &e);
@@ -346,7 +344,7 @@ int32_t moult_pack(void *resident, const moult_matrices *m, int64_t rows, int64_
                              m->data,
                              m->scale,
                              m->tensor_scale ? *m->tensor_scale : 1.0f};
-    rc = check_values(&p, &e);
+    rc = api_check_values(&p, &e);
     if (rc == OK) {
         memset(resident, 0, bytes);
         put(resident, &p, m->input_scale ? *m->input_scale : NAN);

@@ -136,20 +136,25 @@ err_t cpu_set_numerics(struct model *base, act_t act, bool routed, struct err *e
 
 /* A group of matrices that one input scale serves. */
 struct group {
-    const struct cpu_model *m;
+    const struct config *c;
+    const struct store *s;
     const struct update *u; /* where the scales are; NULL: resident */
     size_t first;           /* quantized slot; SIZE_MAX: none */
-    bool has_scale;
+    bool has_scale;         /* one is enough: no more are read, which takes a while on a device */
 };
 
 static void group_add(struct group *g, size_t slot)
 {
-    format_t f = store_spec(g->m->store, slot)->shape.format;
+    format_t f = store_spec(g->s, slot)->shape.format;
+    float input;
     if (f == FORMAT_BF16) return;
     if (g->first == SIZE_MAX) g->first = slot;
-    if (f != FORMAT_NVFP4) return;
-    float input = g->u ? update_input_scale(g->u, slot) : *store_matrix(g->m->store, slot)->input;
-    g->has_scale = g->has_scale || (input > 0.0f && input < INFINITY);
+    if (f != FORMAT_NVFP4 || g->has_scale) return;
+    if (g->u)
+        input = update_input_scale(g->u, slot);
+    else
+        store_get(g->s, &input, slot, PART_INPUT, 0, 1);
+    g->has_scale = input > 0.0f && input < INFINITY;
 }
 
 static err_t group_end(struct group *g, struct err *e)
@@ -158,7 +163,7 @@ static err_t group_end(struct group *g, struct err *e)
     if (g->first != SIZE_MAX && !g->has_scale)
         rc = err_set(e, ERR_INPUT,
                      "activation format nvfp4: %s has no input_scale; nvfp4-per-token needs none",
-                     store_spec(g->m->store, g->first)->name);
+                     store_spec(g->s, g->first)->name);
     g->first = SIZE_MAX;
     g->has_scale = false;
     return rc;
@@ -173,12 +178,12 @@ static err_t check_group(struct group *g, const size_t *slots, int n, struct err
 
 static err_t check_experts(struct group *g, const struct layer_slots *l, struct err *e)
 {
-    for (int i = 0; i < g->m->c.n_experts; i++) {
+    for (int i = 0; i < g->c->n_experts; i++) {
         group_add(g, slot_expert(l, i, MLP_GATE));
         group_add(g, slot_expert(l, i, MLP_UP));
     }
     err_t rc = group_end(g, e);
-    for (int i = 0; rc == OK && i < g->m->c.n_experts; i++)
+    for (int i = 0; rc == OK && i < g->c->n_experts; i++)
         group_add(g, slot_expert(l, i, MLP_DOWN));
     return rc == OK ? group_end(g, e) : rc;
 }
@@ -186,25 +191,31 @@ static err_t check_experts(struct group *g, const struct layer_slots *l, struct 
 static err_t check_layer(struct group *g, int32_t layer, struct err *e)
 {
     struct layer_slots l;
-    tensors_layer(&l, &g->m->c, layer);
+    tensors_layer(&l, g->c, layer);
     const size_t qkv[] = {l.q, l.k, l.v}, pair[] = {l.gate, l.up};
     err_t rc = check_group(g, qkv, 3, e);
     if (rc == OK) rc = check_group(g, &l.o, 1, e);
-    if (rc == OK && !g->m->c.dense[layer]) return check_experts(g, &l, e);
+    if (rc == OK && !g->c->dense[layer]) return check_experts(g, &l, e);
     if (rc == OK) rc = check_group(g, pair, 2, e);
     return rc == OK ? check_group(g, &l.down, 1, e) : rc;
+}
+
+err_t numerics_check_inputs(const struct config *c, const struct store *s, const struct update *u,
+                            act_t act, struct err *e)
+{
+    const size_t head = SLOT_HEAD;
+    struct group g = {.c = c, .s = s, .u = u, .first = SIZE_MAX};
+    if (!acts[act].static_scale) return OK;
+    err_t rc = check_group(&g, &head, 1, e);
+    for (int32_t i = 0; rc == OK && i < c->n_layers; i++)
+        rc = check_layer(&g, i, e);
+    return rc;
 }
 
 err_t cpu_check_update(const struct model *base, const struct update *u, struct err *e)
 {
     const struct cpu_model *m = (const struct cpu_model *)base;
-    const size_t head = SLOT_HEAD;
-    struct group g = {.m = m, .u = u, .first = SIZE_MAX};
-    if (!acts[m->act].static_scale) return OK;
-    err_t rc = check_group(&g, &head, 1, e);
-    for (int32_t i = 0; rc == OK && i < m->c.n_layers; i++)
-        rc = check_layer(&g, i, e);
-    return rc;
+    return numerics_check_inputs(&m->c, m->store, u, m->act, e);
 }
 
 /* Recipes, from the most precise device path of each format. */

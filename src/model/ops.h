@@ -28,4 +28,9 @@ struct model_ops {
     void (*break_invariance)(struct model *m);
 };
 
+/* check_update for any kind of model: OK unless `act` takes the checkpoint's input scales and matrices
+ * that read the same rows (numerics.c) have none. */
+err_t numerics_check_inputs(const struct config *c, const struct store *s, const struct update *u,
+                            act_t act, struct err *e) MUST_USE;
+
 #endif

@@ -1,14 +1,11 @@
 #include "model/route.h"
 #include <math.h>
 
-typedef enum { KEY_LOGIT, KEY_SOFTMAX, KEY_SIGMOID, KEY_BIASED } route_key_t;
-typedef enum { WEIGH_RAW, WEIGH_SOFTMAX_K, WEIGH_SOFTMAX, WEIGH_SIGMOID } weigh_t;
-
 /* What is compared, what the weights are, how they are normalised. */
 static const struct method {
     const char *name;
     route_key_t key;
-    weigh_t weigh;
+    route_weigh_t weigh;
     bool sum, scale; /* divide by the sum; times scaling, with the guard added to the sum */
     bool groups, bias, input;
 } methods[ROUTE_COUNT] = {
@@ -23,6 +20,17 @@ static const struct method {
     [ROUTE_SIGMOID] = {"sigmoid", KEY_SIGMOID, WEIGH_SIGMOID, 0, 0, 0, 0, 0},
     [ROUTE_TOPK_SIGMOID] = {"topk-sigmoid", KEY_LOGIT, WEIGH_SIGMOID, 0, 0, 0, 0, 0},
 };
+
+static bool divides(const struct route *r)
+{
+    return methods[r->method].sum && (r->method != ROUTE_SIGMOID_RENORM || r->norm);
+}
+
+struct route_rule route_rule(const struct route *r)
+{
+    const struct method *m = &methods[r->method];
+    return (struct route_rule){m->key, m->weigh, divides(r), m->scale};
+}
 
 const char *route_name(route_method_t m)
 {
@@ -207,7 +215,7 @@ static void finish(const struct route *r, float *w)
     float sum = 0.0f;
     for (int32_t j = 0; j < r->top_k; j++)
         sum += w[j];
-    bool divide = m->sum && (r->method != ROUTE_SIGMOID_RENORM || r->norm);
+    bool divide = divides(r);
     if (m->scale)
         sum += 1e-20f;
     else if (sum < 1e-20f)

@@ -56,6 +56,17 @@ struct route {
     const float *bias;           /* [n_experts] or NULL; deepseek-v3, minimax2; borrowed */
 };
 
+/* What is compared, what the weights are, how they are normalised: for a device that routes by itself
+ * (backend/cuda/moe.cu). */
+typedef enum { KEY_LOGIT, KEY_SOFTMAX, KEY_SIGMOID, KEY_BIASED } route_key_t;
+typedef enum { WEIGH_RAW, WEIGH_SOFTMAX_K, WEIGH_SOFTMAX, WEIGH_SIGMOID } route_weigh_t;
+struct route_rule {
+    route_key_t key;
+    route_weigh_t weigh;
+    bool divide, scales; /* by the sum; times scaling, with the guard added to the sum */
+};
+struct route_rule route_rule(const struct route *r);
+
 const char *route_name(route_method_t m);
 /* Is the weight applied to the expert's input, not to its output? */
 bool route_weighs_input(route_method_t m);

@@ -218,10 +218,40 @@ static void no_memory(void **state)
     rig_close(&r);
 }
 
+/* Where there is no GPU a handle there says so; what needs none is answered. */
+static void gpu_or_a_reason(void **state)
+{
+    (void)state;
+    moult_moe *moe = NULL;
+    moult_error err = {0};
+    moult_moe_config c = config;
+    size_t bytes = 1;
+    assert_int_equal(moult_moe_workspace_bytes(&bytes, &c, &err), MOULT_OK);
+    assert_int_equal(bytes, 0);
+    assert_int_equal(moult_moe_workspace_bytes(NULL, &c, &err), MOULT_ERR_INPUT);
+    c.device = 2;
+    assert_int_equal(moult_moe_create(&moe, &c, &err), MOULT_ERR_INPUT);
+    assert_non_null(strstr(err.message, "device"));
+    c.device = MOULT_DEVICE_CUDA;
+    int32_t rc = moult_moe_create(&moe, &c, &err);
+    if (rc != MOULT_OK) {
+        assert_int_equal(rc, MOULT_ERR_UNSUPPORTED);
+        assert_true(strstr(err.message, "CUDA") || strstr(err.message, "GPU"));
+        assert_null(moe);
+    }
+    moult_moe_destroy(moe);
+    assert_int_equal(moult_moe_create(&moe, &config, &err), MOULT_OK);
+    assert_int_not_equal(moult_gpu_pack(moe, &c, NULL, 1, 1, NULL, &err), MOULT_OK);
+    assert_int_not_equal(moult_gpu_pack(NULL, &c, NULL, 1, 1, NULL, &err), MOULT_OK);
+    assert_int_not_equal(moult_gpu_resident(NULL, moe, 0, 0, &err), MOULT_OK);
+    moult_moe_destroy(moe);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(meets_the_operator),
                                        cmocka_unit_test(nulls_and_sizes),
-                                       cmocka_unit_test(no_memory)};
+                                       cmocka_unit_test(no_memory),
+                                       cmocka_unit_test(gpu_or_a_reason)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

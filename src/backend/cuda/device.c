@@ -120,6 +120,8 @@ err_t device_open(struct device **out, int ordinal, size_t need_bytes, struct er
     err_t rc = driver_open(&d->cu, e);
     if (rc == OK) rc = find_device(d, ordinal, e);
     if (rc == OK) rc = read_info(d, e);
+    if (rc == OK)
+        rc = driver_check(&d->cu, d->cu.cuCtxGetCurrent(&d->former), e, "asking for the context");
     if (rc == OK) {
         rc = driver_check(&d->cu, d->cu.cuDevicePrimaryCtxRetain(&d->ctx, d->dev), e,
                           "opening the GPU's context");
@@ -130,6 +132,7 @@ err_t device_open(struct device **out, int ordinal, size_t need_bytes, struct er
     if (rc == OK) rc = check_memory(d, need_bytes, e);
     if (rc == OK) rc = load_modules(d, e);
     if (rc != OK) {
+        if (d->ctx) d->cu.cuCtxSetCurrent(d->former);
         device_close(d);
         return rc;
     }
@@ -141,8 +144,12 @@ void device_close(struct device *d)
 {
     if (!d) return;
     if (d->ctx) {
+        CUcontext former = NULL;
+        d->cu.cuCtxGetCurrent(&former);
+        d->cu.cuCtxSetCurrent(d->ctx); /* modules are unloaded from the current one */
         for (int i = 0; i < d->n_modules; i++)
             d->cu.cuModuleUnload(d->modules[i]);
+        d->cu.cuCtxSetCurrent(former);
         d->cu.cuDevicePrimaryCtxRelease(d->dev);
     }
     /* libcuda stays loaded: it does not survive being closed and opened again. */
@@ -152,6 +159,24 @@ void device_close(struct device *d)
 void device_use(struct device *d)
 {
     CHECK(d->cu.cuCtxSetCurrent(d->ctx) == CUDA_SUCCESS);
+}
+
+void *device_enter(struct device *d)
+{
+    CUcontext former = NULL;
+    CHECK(d->cu.cuCtxGetCurrent(&former) == CUDA_SUCCESS);
+    device_use(d);
+    return former;
+}
+
+void *device_former(const struct device *d)
+{
+    return d->former;
+}
+
+void device_leave(struct device *d, void *former)
+{
+    CHECK(d->cu.cuCtxSetCurrent(former) == CUDA_SUCCESS);
 }
 
 const struct device_info *device_about(const struct device *d)

@@ -58,6 +58,10 @@ struct device_info {
 err_t device_open(struct device **out, int ordinal, size_t need_bytes, struct err *e) MUST_USE;
 void device_close(struct device *d); /* NULL is fine; free queues, regions, ... before */
 void device_use(struct device *d);
+/* For a library: device_use, and the thread's former context again. */
+void *device_enter(struct device *d);
+void device_leave(struct device *d, void *former);
+void *device_former(const struct device *d); /* what was current before device_open */
 const struct device_info *device_about(const struct device *d);
 err_t device_free_bytes(size_t *out, struct device *d, struct err *e) MUST_USE;
 
@@ -98,6 +102,10 @@ err_t region_unmap(struct region *r, struct err *e) MUST_USE;
 err_t queue_new(struct queue **out, struct device *d, struct err *e) MUST_USE;
 void queue_free(struct queue *q);    /* waits for its work; NULL is fine */
 void *queue_stream(struct queue *q); /* CUstream, for other libraries */
+/* A queue over streams of the caller's: the default stream until queue_set_stream names one.  It is
+ * neither waited for nor destroyed with the queue. */
+struct queue *queue_borrow(struct device *d);
+void queue_set_stream(struct queue *q, void *stream);
 
 /* Any mix of device and host addresses; a host address must be pinned to be asynchronous. */
 void queue_copy(struct queue *q, uint64_t dst, uint64_t src, size_t bytes);

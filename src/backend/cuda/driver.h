@@ -21,6 +21,7 @@
     X(cuDevicePrimaryCtxRetain)                    \
     X(cuDevicePrimaryCtxRelease)                   \
     X(cuCtxSetCurrent)                             \
+    X(cuCtxGetCurrent)                             \
     X(cuMemGetInfo)                                \
     X(cuModuleLoadData)                            \
     X(cuModuleUnload)                              \
@@ -75,7 +76,8 @@ enum { DEVICE_MODULES_MAX = 32 };
 struct device {
     struct driver cu;
     CUdevice dev;
-    CUcontext ctx; /* the primary one, retained */
+    CUcontext ctx;    /* the primary one, retained */
+    CUcontext former; /* current before device_open */
     struct device_info info;
     int n_modules;
     CUmodule modules[DEVICE_MODULES_MAX];

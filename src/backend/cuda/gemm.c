@@ -29,18 +29,35 @@ static const char *const names[FORMAT_COUNT] = {
 };
 static const char *const sizes[GEMM_SIZES] = {"strip", "small", "medium", "large"};
 
+uint32_t gemm_x_scales(format_t f)
+{
+    return f == FORMAT_FP8_BLOCK ? 128 : f == FORMAT_NVFP4 ? UINT32_MAX : 0;
+}
+
+/* From size `least` on. */
+static err_t open_format(struct kernel *out, struct device *d, format_t f, const char *more,
+                         int least, struct err *e)
+{
+    for (int s = least; s < GEMM_SIZES; s++) {
+        if (!exists(f == FORMAT_FP8_BLOCK, s)) continue;
+        char name[64];
+        snprintf(name, sizeof name, "gemm_%s%s_%s", names[f], more, sizes[s]);
+        err_t rc = device_kernel(&out[s], d, name, sizeof(struct gemm_args), smem_bytes(f, s), e);
+        if (rc != OK) return rc;
+    }
+    return OK;
+}
+
 err_t gemm_open(struct gemm_kernels *g, struct device *d, uint32_t which, struct err *e)
 {
     struct gemm_kernels got = {.n_sms = device_about(d)->n_sms};
-    for (int f = 0; f < FORMAT_COUNT; f++)
-        for (int s = 0; s < GEMM_SIZES && which >> f & 1; s++) {
-            if (!exists(f == FORMAT_FP8_BLOCK, s)) continue;
-            char name[64];
-            snprintf(name, sizeof name, "gemm_%s_%s", names[f], sizes[s]);
-            err_t rc = device_kernel(&got.kernel[f][s], d, name, sizeof(struct gemm_args),
-                                     smem_bytes((format_t)f, s), e);
-            if (rc != OK) return rc;
-        }
+    for (format_t f = 0; f < FORMAT_COUNT; f++) {
+        if (!(which >> f & 1)) continue;
+        err_t rc = open_format(got.kernel[f], d, f, "", 0, e);
+        if (rc == OK && gemm_x_scales(f))
+            rc = open_format(got.scaled[f], d, f, "_x", GEMM_SMALL, e);
+        if (rc != OK) return rc;
+    }
     *g = got;
     return OK;
 }
@@ -90,7 +107,8 @@ static int choose(const struct gemm_kernels *g, format_t f, const struct gemm_ar
 void gemm_launch_size(const struct gemm_kernels *g, struct queue *q, format_t f,
                       const struct gemm_args *a, int size, bool programmatic)
 {
-    CHECK(g->kernel[f][size].fn && a->n_groups >= 1 && a->n_groups <= GEMM_GROUPS_MAX);
+    const struct kernel *k = a->x_scale ? &g->scaled[f][size] : &g->kernel[f][size];
+    CHECK(k->fn && a->n_groups >= 1 && a->n_groups <= GEMM_GROUPS_MAX);
     CHECK(a->k >= 1 && a->n >= 1 && a->k % 8 == 0 && a->ldx % 8 == 0 &&
           (a->first || a->n_groups == 1));
     CHECK(a->out_kind == GEMM_F32 || a->out_kind == GEMM_ADD || a->ldo % 8 == 0);
@@ -100,11 +118,13 @@ void gemm_launch_size(const struct gemm_kernels *g, struct queue *q, format_t f,
     uint32_t blocks = (uint32_t)(g->n_sms * (strip ? GEMM_STRIP_BLOCKS : gemm_blocks(size)));
     struct launch l = {.grid = {blocks, 1, 1}, .programmatic = programmatic};
     l.threads = strip ? GEMM_STRIP_THREADS : (uint32_t)gemm_threads(size);
-    queue_launch(q, &g->kernel[f][size], l, &args);
+    queue_launch(q, k, l, &args);
 }
 
 void gemm_launch(const struct gemm_kernels *g, struct queue *q, format_t f,
                  const struct gemm_args *a, int64_t rows, bool programmatic)
 {
-    gemm_launch_size(g, q, f, a, choose(g, f, a, rows), programmatic);
+    int size = choose(g, f, a, rows);
+    if (a->x_scale && size < GEMM_SMALL) size = GEMM_SMALL;
+    gemm_launch_size(g, q, f, a, size, programmatic);
 }

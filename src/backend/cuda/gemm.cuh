@@ -25,6 +25,10 @@
 #include "backend/cuda/weight.cuh"
 #include "backend/cuda/wgmma.cuh"
 
+#ifndef GEMM_X_SCALES
+#define GEMM_X_SCALES 0 /* 1: kernels that take x_scale of struct gemm_args */
+#endif
+
 template <format_t F, int SIZE>
 struct shape {
     static constexpr bool CHAINS = F == FORMAT_FP8_BLOCK; /* a second set of accumulators */
@@ -223,6 +227,35 @@ __device__ __forceinline__ float finish(float chain, float scale)
     return chain;
 }
 
+/* Factor `i` of `n` of the rows of x that are columns c and c + 1 of a tile's result. */
+__device__ __forceinline__ float2 x_scales(const struct gemm_args &a, const struct work &w, int c,
+                                           int i, int n)
+{
+    int row[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        row[j] = w.row + min(c + j, w.width - 1);
+        if (a.src) row[j] = a.src[row[j]];
+    }
+    return make_float2(a.x_scale[(size_t)row[0] * n + i], a.x_scale[(size_t)row[1] * n + i]);
+}
+
+/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and columns c + q % 2;
+ * the chain is the i-th of 128 k. */
+__device__ __forceinline__ void chain_add(float total[4], const float chain[4],
+                                          const float weight_scale[2], const struct gemm_args &a,
+                                          const struct work &w, int c, int i)
+{
+    float2 x = make_float2(1.0f, 1.0f);
+    if (GEMM_X_SCALES) x = x_scales(a, w, c, i, (a.k + 127) / 128);
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        float s = weight_scale[q / 2];
+        if (GEMM_X_SCALES) s = __fmul_rn(q % 2 ? x.y : x.x, s);
+        total[q] = __fmaf_rn(chain[q], s, total[q]);
+    }
+}
+
 __device__ __forceinline__ float silu_times(float gate, float up)
 {
     float e, d;
@@ -261,9 +294,14 @@ __device__ __forceinline__ void store_bf16(const struct gemm_args &a, const floa
     for (int j = 0; j < N / 8; j++, to += (size_t)a.ldo * 8) {
         const float *d = acc + j * 4;
         float v[4];
+        constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
+        float2 x = make_float2(1.0f, 1.0f);
+        if (scaled) x = x_scales(a, w, j * 8 + lane % 4 * 2, 0, 1);
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 4; i++) {
             v[i] = finish<F>(d[i], scale[i / 2]);
+            if (scaled) v[i] = __fmul_rn(v[i], i % 2 ? x.y : x.x);
+        }
         bool in = j * 8 + lane / 4 < w.width;
         uint32_t first = pair ? pack_bf16x2(silu_times(v[0], v[2]), silu_times(v[1], v[3]))
                               : pack_bf16x2(v[0], v[1]);
@@ -293,9 +331,13 @@ __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float
             ok[i] = j * 8 + lane % 4 * 2 + i % 2 < w.width && col + i / 2 * gap < a.n;
             old[i] = add && ok[i] ? to[(i % 2 ? a.ldo : 0) + i / 2 * gap] : 0.0f;
         }
+        constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
+        float2 x = make_float2(1.0f, 1.0f);
+        if (scaled) x = x_scales(a, w, j * 8 + lane % 4 * 2, 0, 1);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float v = finish<F>(acc[j * 4 + i], scale[i / 2]);
+            if (scaled) v = __fmul_rn(v, i % 2 ? x.y : x.x);
             if (ok[i]) to[(i % 2 ? a.ldo : 0) + i / 2 * gap] = add ? __fadd_rn(old[i], v) : v;
         }
     }
@@ -451,8 +493,8 @@ __device__ __forceinline__ void consume(const struct gemm_args &a, const struct 
         *r = next;
         if (S::CHAINS && ((b + S::KB) % 2 == 0 || b + S::KB >= blocks))
 #pragma unroll
-            for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i++)
-                total[i] = __fmaf_rn(acc[0][i], chain_scale[i / 2 % 2], total[i]);
+            for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i += 4)
+                chain_add(total + i, acc[0] + i, chain_scale, a, w, i * 2 + lane % 4 * 2, b / 2);
     }
 #pragma unroll
     for (int mt = 0; mt < S::MT; mt++) {

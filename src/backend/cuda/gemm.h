@@ -23,6 +23,10 @@
  *
  * silu(g) = g * rcp(1 + ex2(-g * log2 e)) with the chip's approximate ex2 and rcp (2 ulp).
  * k is a multiple of 8; x is not read past it.
+ *
+ * x_scale: f32 factors of rows of x that were rounded (format/act.h), by kernels of their own.  FP8
+ * with 128 x 128 scales: one a row and chain, whose scale is x's times the weight's, rounded once.
+ * NVFP4: one a row, by which v is multiplied last.  The other formats take none.
  */
 #ifndef BACKEND_CUDA_GEMM_H
 #define BACKEND_CUDA_GEMM_H
@@ -47,6 +51,7 @@ struct gemm_args {
     const int32_t *first;         /* [n_groups + 1] device; NULL: one group of n_rows */
     const struct gemm_weight *w;  /* [n_groups]; SWIGLU: the gates */
     const struct gemm_weight *up; /* SWIGLU: [n_groups] */
+    const float *x_scale;         /* [rows of x] or [rows of x][ceil(k / 128)]; NULL: none */
     void *out;                    /* [rows][ldo], bf16 or f32; bf16: ldo a multiple of 8 */
     int32_t ldx, ldo;
     int32_t k, n;             /* columns of x, a multiple of 8; rows of a weight */
@@ -67,8 +72,11 @@ enum { GEMM_KERNELS_MAX = 4 };
 struct gemm_kernels {
     int n_sms;
     struct kernel kernel[FORMAT_COUNT][GEMM_KERNELS_MAX];
+    struct kernel scaled[FORMAT_COUNT][GEMM_KERNELS_MAX]; /* with x_scale; no strips */
 };
 
+/* K of a scale of x that kernels of a format take: 128, all of it (UINT32_MAX), or 0: none. */
+uint32_t gemm_x_scales(format_t f);
 /* `formats`: bit f for each format_t f that will be launched. */
 err_t gemm_open(struct gemm_kernels *g, struct device *d, uint32_t formats, struct err *e) MUST_USE;
 /* `rows`: all rows of all groups if the host knows them, or a guess: it chooses the kernel, not the

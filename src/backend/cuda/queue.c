@@ -4,6 +4,7 @@
 struct queue {
     struct device *d;
     CUstream s;
+    bool borrowed;
     struct err first; /* code OK: none */
 };
 
@@ -33,9 +34,25 @@ err_t queue_new(struct queue **out, struct device *d, struct err *e)
 void queue_free(struct queue *q)
 {
     if (!q) return;
-    q->d->cu.cuStreamSynchronize(q->s);
-    q->d->cu.cuStreamDestroy(q->s);
+    if (!q->borrowed) {
+        q->d->cu.cuStreamSynchronize(q->s);
+        q->d->cu.cuStreamDestroy(q->s);
+    }
     mem_free(q);
+}
+
+struct queue *queue_borrow(struct device *d)
+{
+    struct queue *q = mem_alloc(sizeof *q);
+    q->d = d;
+    q->borrowed = true;
+    return q;
+}
+
+void queue_set_stream(struct queue *q, void *stream)
+{
+    CHECK(q->borrowed);
+    q->s = stream;
 }
 
 void *queue_stream(struct queue *q)

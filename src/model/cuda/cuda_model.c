@@ -35,6 +35,17 @@ static int32_t table_pages(int32_t positions)
     return r * (ATTN_CHUNK / KV_PAGE);
 }
 
+/* Scales of rounded rows, for a token: of the widest rows, or of its experts' inner ones. */
+static size_t act_scales_most(const struct config *c, size_t top_k)
+{
+    const size_t sizes[] = {(size_t)c->hidden_size, (size_t)c->intermediate_size,
+                            (size_t)c->n_heads * (size_t)c->head_dim};
+    size_t most = top_k * (act_scales(ACT_FP8_BLOCK, (size_t)c->moe_intermediate_size) + 1);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        if (act_scales(ACT_FP8_BLOCK, sizes[i]) > most) most = act_scales(ACT_FP8_BLOCK, sizes[i]);
+    return most;
+}
+
 /* Places of all buffers from `base` (0: sizes alone). */
 static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
 {
@@ -61,6 +72,7 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
     PLACE(offsets, ne + 1, 1);
     PLACE(ticket, 1, 1);
     PLACE(h, n, inner);
+    PLACE(act_scale, n, act_scales_most(c, k));
     PLACE(expert_out, n * k, hidden);
     PLACE(logits, rows, vocab);
     PLACE(counts, rows, vocab);
@@ -177,7 +189,7 @@ static err_t make_tables(struct cuda_model *m, struct err *e)
     return rc;
 }
 
-static void drop_graphs(struct cuda_model *m)
+void cuda_drop_graphs(struct cuda_model *m)
 {
     for (int32_t i = 0; i < m->n_graphs; i++)
         graph_free(m->graphs[i].graph);
@@ -191,7 +203,7 @@ void cuda_read_scales(struct cuda_model *m)
         struct layer_weights *w = &m->layers[i];
         float s[2];
         store_get(m->store, s, w->slots.kv_scale, PART_DATA, 0, 1);
-        if (s[0] != w->k_scale || s[1] != w->v_scale) drop_graphs(m);
+        if (s[0] != w->k_scale || s[1] != w->v_scale) cuda_drop_graphs(m);
         w->k_scale = s[0];
         w->v_scale = s[1];
     }
@@ -226,24 +238,6 @@ static unsigned can(const struct model *base)
     return MODEL_ASYNC | (((const struct cuda_model *)base)->tells ? MODEL_EXPERTS : 0);
 }
 
-/* Fused and routed are one path here: the plan is always made of packed ids and weights. */
-static err_t set_numerics(struct model *base, act_t act, bool routed, struct err *e)
-{
-    (void)base;
-    (void)routed;
-    if (act == ACT_BF16) return OK;
-    return err_set(e, ERR_UNSUPPORTED, "--activation-format %s: on a GPU bf16 alone is offered",
-                   acts[act].name);
-}
-
-static err_t check_update(const struct model *base, const struct update *u, struct err *e)
-{
-    (void)base; /* BF16 activations need no scales */
-    (void)u;
-    (void)e;
-    return OK;
-}
-
 static size_t kv_bytes(const struct cuda_model *m)
 {
     return m->kv_layer * (size_t)m->c.n_layers;
@@ -276,13 +270,14 @@ static void cuda_free(struct model *base)
     struct cuda_model *m = (struct cuda_model *)base;
     if (m == NULL) return;
     queue_free(m->q);
-    drop_graphs(m);
+    cuda_drop_graphs(m);
     if (m->kernels) kernels_free(m->kernels);
     region_free(m->kv);
     device_free(m->d, m->work);
     device_free(m->d, host_addr(m->partial));
     device_free(m->d, host_addr(m->table));
     cuda_flights_free(m);
+    device_free(m->d, m->groups.block);
     mem_free(m->layers);
     mem_free(m);
 }
@@ -291,8 +286,8 @@ static const struct model_ops cuda_ops = {
     .free = cuda_free,
     .isa = isa,
     .can = can,
-    .set_numerics = set_numerics,
-    .check_update = check_update,
+    .set_numerics = cuda_set_numerics,
+    .check_update = cuda_check_update,
     .kv_clear = cuda_kv_clear,
     .kv_release = kv_release,
     .kv_resume = kv_resume,
@@ -373,6 +368,8 @@ err_t cuda_model_new(struct model **out, const struct config *c, struct store *s
     if (rc == OK) rc = kernels_new(&m->kernels, d, &shape, e);
     if (rc == OK)
         rc = device_kernel(&m->clear_kernel, d, "clear_pages", sizeof(struct clear_args), 0, e);
+    if (rc == OK)
+        rc = device_kernel(&m->groups.kernel, d, "input_scales", sizeof(struct inputs_args), 0, e);
     if (rc == OK) rc = get_memory(m, e);
     if (rc == OK) rc = make_tables(m, e);
     if (rc == OK) rc = upload_angles(m, e);

@@ -27,6 +27,7 @@
 
 #include "backend/cuda/clear.h"
 #include "backend/cuda/gemm.h"
+#include "backend/cuda/inputs.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/step_io.h"
 #include "backend/cuda/weights.h"
@@ -77,6 +78,31 @@ struct cuda_flight {
     bool no_memory; /* nothing of it was queued */
 };
 
+/* Matrices that read the same rows, and so share an input scale where `act` takes the checkpoint's:
+ * those of a layer, from layer * CUDA_INPUTS, and the head behind all layers. */
+enum cuda_input {
+    CUDA_IN_QKV,
+    CUDA_IN_O,
+    CUDA_IN_ROUTER,
+    CUDA_IN_UP,
+    CUDA_IN_DOWN,
+    CUDA_INPUTS,
+};
+
+struct input_groups {
+    struct kernel kernel;
+    devptr_t block;       /* the three arrays of `args`; 0: `act` takes no scales */
+    struct inputs_args args;
+    int32_t n;
+    uint64_t epoch; /* that args.out is of */
+};
+
+/* Rows as they are, and rounded as matrices that are not BF16 read them. */
+struct cuda_rows {
+    const uint16_t *plain, *rounded; /* rounded NULL: read `plain` */
+    const float *scale;
+};
+
 struct graph_entry {
     int32_t n_tokens, n_chunks,
         n_prefix; /* n_prefix: blocks of shared prefixes, padding included */
@@ -112,6 +138,7 @@ struct cuda_model {
 
     devptr_t work; /* all buffers below, one allocation */
     float *x, *qkv, *y, *router, *logits, *cos, *sin, *partial;
+    float *act_scale; /* of the rows that were rounded last */
     float *state, *state_ml; /* attention over shared prefixes, [cap][n_heads][head_dim and 2] */
     uint16_t *a, *att_q, *att_o, *h, *expert_out;
     bool tells;       /* experts are kept and copied back */
@@ -128,6 +155,8 @@ struct cuda_model {
     struct kernel clear_kernel, upload_kernel, download_kernel;
     struct cuda_flight flights[CUDA_FLIGHTS];
     uint32_t n_submitted, n_collected;
+    act_t act;
+    struct input_groups groups;
 
     struct graph_entry graphs[CUDA_GRAPHS];
     int32_t n_graphs;
@@ -148,6 +177,9 @@ struct cuda_slice {
 /* cuda_forward.c: everything between the copies, queued.  The final norm's rows are those of
  * dev.pick. */
 void cuda_forward(const struct cuda_slice *s);
+/* For bench/: the experts of a layer alone, from m->a on to x and its norm in m->a again; without `routed`
+ * they are those that the tokens had before. */
+void cuda_moe(const struct cuda_slice *s, int32_t layer, bool routed);
 /* Final norm, logits [n_rows][vocab] in m->logits and, where asked, the samples of rows [row0, row0
  * + n). */
 void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample);
@@ -155,6 +187,20 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
 /* cuda_check.c */
 struct kernels_shape cuda_shape(const struct config *c, kv_type_t kv);
 
+/* cuda_act.c: what set_numerics and check_update of the table do. */
+err_t cuda_set_numerics(struct model *base, act_t act, bool routed, struct err *e) MUST_USE;
+err_t cuda_check_update(const struct model *base, const struct update *u, struct err *e) MUST_USE;
+/* After a commit: the groups' input scales. */
+void cuda_read_inputs(struct cuda_model *m);
+/* `rows` rows for matrices one of which has format `f`: with x, out (which may be x), n and n_rows
+ * of `a`, rounded into `out` if such a matrix does not read them as they are. */
+struct cuda_rows cuda_round(const struct cuda_slice *s, int32_t group, format_t f,
+                            struct round_args a, int32_t rows);
+/* The rows that a matrix of format `f` reads of them. */
+void cuda_reads(struct gemm_args *g, const struct cuda_rows *r, format_t f);
+
+/* cuda_model.c */
+void cuda_drop_graphs(struct cuda_model *m);
 /* cuda_model.c: after a commit, the scales of K and V, which graphs hold.  Not with a BF16 cache.
  */
 void cuda_read_scales(struct cuda_model *m);

@@ -350,6 +350,7 @@ void cuda_submit(struct model *base, const struct step *st)
     if (m->failed == OK) {
         device_use(m->d); /* whatever thread this is: graphs are made in the current context */
         cuda_read_scales(m);
+        cuda_read_inputs(m);
         f->no_memory = !cuda_reserve_extra(m, f, extras_of(st));
         if (f->no_memory)
             cuda_clear_pages(m, f); /* other sequences may go on with them */
@@ -389,6 +390,7 @@ err_t cuda_logits(struct model *base, const struct step *st, const int32_t *toke
     CHECK(st->n_tokens <= m->cap && n <= m->cap);
     struct cuda_slice s = slice_of(m, st, 0, st->n_tokens);
     cuda_read_scales(m);
+    cuda_read_inputs(m);
     lay_tokens(&s, st, 0, s.n);
     memcpy(s.f->host.pick, tokens, (size_t)n * sizeof(int32_t));
     s.n_rows = n;
