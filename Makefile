@@ -56,6 +56,7 @@ $(OUT)/moult: $(OBJ)
 
 # The units of one instruction set carry its flags; the rest is built for the base architecture.
 ifeq ($(ARCH),x86_64)
+$(OUT)/obj/base/%_avx2.o: ISA := -mavx2
 $(OUT)/obj/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
 $(OUT)/obj/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma
 endif

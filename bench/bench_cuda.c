@@ -1,22 +1,22 @@
 /*
- * bench_cuda.c - the two grouped GEMMs of a MoE layer on a GPU, beside their roofline floor.
+ * bench_cuda.c - the two grouped GEMMs of a MoE layer on a GPU, each alone, and the dense linears.
  *
- *     bench_cuda [JSON-FILE [FORMATS [M]]]      FORMATS: names, comma-separated; M: one number of
- * tokens
+ *     bench_cuda [--json FILE] [--format NAME,NAME] [--tokens 1,64,16384]
  *
  * Shape of Qwen3-30B-A3B: 128 experts, top 8, hidden 2048, intermediate 768; uniform random
  * routing.  A graph runs LAYERS pairs with weights and routings of their own (no weight is still in
  * the L2 cache), the time is the median of the replays divided by LAYERS.  The experts of a layer
- * share their content, not their addresses. Then the dense linears of attention and the head by the
- * same kernels, as one group. Floor: the greater of bytes of the experts touched / 4,390 GB/s and
- * operations / 670 TFLOP/s.
+ * share their content, not their addresses. Then, in BF16 and without --tokens, the dense linears
+ * of attention and the head by the same kernels, as one group. Floor: the greater of bytes of the
+ * experts touched / 4,390 GB/s and operations / 670 TFLOP/s.
  */
 #include "backend/backend.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/repack.h"
 #include "base/mem.h"
-#include <stdio.h>
-#include <stdlib.h>
+#include "record.h"
+#include <getopt.h>
+#include <string.h>
 
 enum {
     EXPERTS = 128,
@@ -54,6 +54,7 @@ struct bench {
     double experts;                      /* touched, mean over the layers */
     devptr_t gate[LAYERS], up[LAYERS], down[LAYERS]; /* tables of struct gemm_weight */
     struct region *weights;
+    struct record record;
 };
 
 static uint16_t random_bf16(void)
@@ -211,7 +212,7 @@ static double time_graph(struct bench *b, format_t f, int m, int which)
     return (double)ms[n / 2] * 1e3 / LAYERS;
 }
 
-static void row(struct bench *b, format_t f, int m, double expert_bytes, FILE *json, int *comma)
+static void row(struct bench *b, format_t f, int m, double expert_bytes)
 {
     route(b, m);
     double t1 = time_graph(b, f, m, 1), t2 = time_graph(b, f, m, 2), t = time_graph(b, f, m, 3);
@@ -221,14 +222,12 @@ static void row(struct bench *b, format_t f, int m, double expert_bytes, FILE *j
     printf("%-10s %6d %7.1f %9.1f %9.1f %9.1f %9.1f %6.0f%% %8.0f %8.1f\n", formats[f].name, m,
            b->experts, t1, t2, t, floor, 100.0 * floor / t, bytes / t * 1e-3, flops / t * 1e-6);
     fflush(stdout);
-    if (!json) return;
-    fprintf(json,
-            "%s\n  {\"format\": \"%s\", \"m\": %d, \"experts\": %.2f, \"gemm1_us\": %.2f, "
-            "\"gemm2_us\": %.2f, "
-            "\"both_us\": %.2f, \"floor_us\": %.2f, \"gb_s\": %.0f, \"tflop_s\": %.1f}",
-            *comma ? "," : "", formats[f].name, m, b->experts, t1, t2, t, floor, bytes / t * 1e-3,
-            flops / t * 1e-6);
-    *comma = 1;
+    record_begin(&b->record);
+    record_text(&b->record, "what", "grouped GEMMs"), record_text(&b->record, "format", formats[f].name);
+    record_num(&b->record, "tokens", m), record_num(&b->record, "experts", b->experts);
+    record_num(&b->record, "gemm1_us", t1), record_num(&b->record, "gemm2_us", t2);
+    record_num(&b->record, "both_us", t), record_num(&b->record, "floor_us", floor);
+    record_end(&b->record);
 }
 
 /* Dense linears, in BF16: copies of their own for each launch of the graph. */
@@ -241,7 +240,7 @@ static const struct dense {
              {"o", 2048, 4096, 8, GEMM_ADD},
              {"head", 151936, 2048, 2, GEMM_F32}};
 
-static void dense_row(struct bench *b, const struct dense *s, devptr_t out, int m, FILE *json)
+static void dense_row(struct bench *b, const struct dense *s, devptr_t out, int m)
 {
     struct graph *g;
     float ms[REPLAYS];
@@ -277,12 +276,14 @@ static void dense_row(struct bench *b, const struct dense *s, devptr_t out, int 
     printf("%-10s %6d %37.1f %9.1f %6.0f%% %8.0f %8.1f\n", s->name, m, t, floor, 100.0 * floor / t,
            bytes / t * 1e-3, flops / t * 1e-6);
     fflush(stdout);
-    if (json)
-        fprintf(json, ",\n  {\"dense\": \"%s\", \"m\": %d, \"us\": %.2f, \"floor_us\": %.2f}",
-                s->name, m, t, floor);
+    record_begin(&b->record);
+    record_text(&b->record, "what", "dense linear"), record_text(&b->record, "linear", s->name);
+    record_text(&b->record, "format", "bf16"), record_num(&b->record, "tokens", m);
+    record_num(&b->record, "us", t), record_num(&b->record, "floor_us", floor);
+    record_end(&b->record);
 }
 
-static void dense_all(struct bench *b, FILE *json)
+static void dense_all(struct bench *b)
 {
     static const int ms[] = {1, 8, 32, 64, 256, 1209};
     devptr_t out;
@@ -297,7 +298,7 @@ static void dense_all(struct bench *b, FILE *json)
             MUST(queue_sync(b->q, &err));
         }
         for (size_t j = 0; j < sizeof ms / sizeof *ms; j++)
-            dense_row(b, &dense[i], out, ms[j], json);
+            dense_row(b, &dense[i], out, ms[j]);
     }
     device_free(b->d, out);
 }
@@ -306,15 +307,22 @@ int main(int argc, char **argv)
 {
     static const format_t todo[] = {FORMAT_NVFP4, FORMAT_FP8_BLOCK, FORMAT_MXFP8, FORMAT_MXFP4,
                                     FORMAT_BF16};
+    static const struct option options[] = {
+        {"json", 1, NULL, 'j'}, {"format", 1, NULL, 'f'}, {"tokens", 1, NULL, 't'}, {NULL, 0, NULL, 0}};
     uint32_t wanted = 0;
-    static const int ms[] = {1, 8, 64, 256, 1209, 4096, 16384};
     static struct bench b;
-    int comma = 0;
-    FILE *json = argc > 1 ? fopen(argv[1], "w") : NULL;
+    const char *json = NULL, *names = NULL, *tokens = NULL;
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c == 'j') json = optarg;
+        else if (c == 'f') names = optarg;
+        else if (c == 't') tokens = optarg;
+        else return 2;
+    }
+    record_open(&b.record, json, "gemm");
     MUST(device_open(&b.d, 0, 0, &err));
     MUST(queue_new(&b.q, b.d, &err));
     for (size_t i = 0; i < sizeof todo / sizeof *todo; i++)
-        if (argc < 3 || strstr(argv[2], formats[todo[i]].name)) wanted |= 1u << todo[i];
+        if (!names || strstr(names, formats[todo[i]].name)) wanted |= 1u << todo[i];
     MUST(gemm_open(&b.gemm, b.d, wanted, &err));
     MUST(repack_open(&b.repack, b.d, &err));
     MUST(event_new(&b.ev[0], b.d, true, &err));
@@ -335,7 +343,6 @@ int main(int argc, char **argv)
     printf("%s\n%-10s %6s %7s %9s %9s %9s %9s %7s %8s %8s\n", device_about(b.d)->name, "format",
            "M", "experts", "gemm1 us", "gemm2 us", "both us", "floor us", "floor/t", "GB/s",
            "TFLOP/s");
-    if (json) fprintf(json, "{\"device\": \"%s\", \"rows\": [", device_about(b.d)->name);
     for (size_t i = 0; i < sizeof todo / sizeof *todo; i++) {
         if (!(wanted >> todo[i] & 1)) continue;
         devptr_t at = region_base(b.weights);
@@ -343,12 +350,16 @@ int main(int argc, char **argv)
                all = each * LAYERS * EXPERTS;
         make_weights(&b, b.up, at + all, todo[i], INNER, HIDDEN);
         make_weights(&b, b.down, at + 2 * all, todo[i], HIDDEN, INNER);
-        for (size_t j = 0; j < sizeof ms / sizeof *ms; j++)
-            if (argc < 4 || atoi(argv[3]) == ms[j])
-                row(&b, todo[i], ms[j], 3.0 * (double)each, json, &comma);
+        char *list = mem_dup(tokens ? tokens : "1,8,64,256,1209,4096,16384"), *rest;
+        for (char *m = strtok_r(list, ",", &rest); m; m = strtok_r(NULL, ",", &rest)) {
+            int n = atoi(m);
+            if (n < 1 || n > M_MAX) fprintf(stderr, "--tokens: %s: 1 .. %d\n", m, M_MAX), exit(2);
+            row(&b, todo[i], n, 3.0 * (double)each);
+        }
+        mem_free(list);
     }
-    if (wanted >> FORMAT_BF16 & 1 && argc < 4) dense_all(&b, json);
-    if (json) fprintf(json, "\n]}\n"), fclose(json);
+    if (wanted >> FORMAT_BF16 & 1 && !tokens) dense_all(&b);
+    record_close(&b.record);
     region_free(b.weights);
     queue_free(b.q);
     device_close(b.d);

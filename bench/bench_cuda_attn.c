@@ -2,7 +2,7 @@
  * bench_cuda_attn.c - attention of Qwen3-30B-A3B's shape (32 query, 4 KV heads, head_dim 128) on
  * the GPU, beside its floor.
  *
- *     build/bench/bench_cuda_attn [part of a line's name]
+ *     build/bench/bench_cuda_attn [--json FILE] [part of a line's name]
  *
  * Decode: K and V bytes over 4,390 GB/s (the read bandwidth measured on an H200).  Prefill: 4 *
  * head_dim operations a query head and causal pair over 670 TFLOP/s (what the chip sustains).  Each
@@ -12,9 +12,8 @@
 #include "backend/backend.h"
 #include "backend/cuda/kernels.h"
 #include "base/mem.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "record.h"
+#include <getopt.h>
 #include <string.h>
 
 enum { HEADS = 32, KV_HEADS = 4, HEAD_DIM = 128, REPEATS = 15 };
@@ -25,6 +24,7 @@ struct rig {
     struct device *d;
     struct queue *q;
     struct event *from, *to;
+    struct record record;
 };
 
 struct bench {
@@ -139,7 +139,7 @@ static float replay(struct rig *r, const struct graph *g)
     return ms[REPEATS / 2];
 }
 
-static void report(const struct bench *b, double us)
+static void report(const struct rig *r, const struct bench *b, double us)
 {
     double bytes = 0.0, ops = 0.0;
     for (int32_t t = 0; t < b->tokens; t++)
@@ -151,6 +151,10 @@ static void report(const struct bench *b, double us)
     printf("%-34s %9.1f us   floor %8.1f  %4.0f %%   %6.0f GB/s  %5.0f TFLOP/s\n", b->name, us,
            floor_us, 100.0 * floor_us / us, bytes / us * 1e-3, ops / us * 1e-6);
     fflush(stdout);
+    record_begin(&r->record);
+    record_text(&r->record, "what", b->name), record_num(&r->record, "us", us);
+    record_num(&r->record, "floor_us", floor_us);
+    record_end(&r->record);
 }
 
 static void run(struct rig *r, const struct bench *b)
@@ -236,7 +240,7 @@ static void run(struct rig *r, const struct bench *b)
         kernels_attn(k, r->q, b->kind, &a, i > 0);
     }
     must(queue_capture_end(r->q, &g, &e), &e);
-    report(b, (double)replay(r, g) * 1e3 / (double)layers);
+    report(r, b, (double)replay(r, g) * 1e3 / (double)layers);
     graph_free(g);
     for (size_t i = 0; i < sizeof dev / sizeof dev[0]; i++)
         device_free(r->d, dev[i]);
@@ -267,17 +271,25 @@ int main(int argc, char **argv)
         {"short bf16, 32 after 32,736", KV_BF16, ATTN_SHORT, 1, 32768, 32, 0, false},
         {"prefill e4m3, 1 x 8,192", KV_E4M3, ATTN_PREFILL, 1, 8192, 8192, 0, false},
     };
+    static const struct option options[] = {{"json", 1, NULL, 'j'}, {NULL, 0, NULL, 0}};
     struct rig r = {0};
     struct err e = {0};
+    const char *json = NULL;
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c != 'j') return 2;
+        json = optarg;
+    }
+    record_open(&r.record, json, "attention");
     must(device_open(&r.d, 0, 0, &e), &e);
     must(queue_new(&r.q, r.d, &e), &e);
     must(event_new(&r.from, r.d, true, &e), &e);
     must(event_new(&r.to, r.d, true, &e), &e);
     printf("%s\n", device_about(r.d)->name);
     for (size_t i = 0; i < sizeof benches / sizeof benches[0]; i++)
-        if (argc < 2 || strstr(benches[i].name, argv[1])) run(&r, &benches[i]);
+        if (optind >= argc || strstr(benches[i].name, argv[optind])) run(&r, &benches[i]);
     event_free(r.from), event_free(r.to);
     queue_free(r.q);
     device_close(r.d);
+    record_close(&r.record);
     return 0;
 }

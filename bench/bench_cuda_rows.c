@@ -1,7 +1,7 @@
 /*
  * bench_cuda_rows.c - the small kernels of a step at Qwen3-30B-A3B's shape on the GPU.
  *
- *     build/bench/bench_cuda_rows
+ *     build/bench/bench_cuda_rows [--json FILE]
  *
  * us a launch (sampling: its four kernels) at 1 to 8,192 rows: a graph of LAUNCHES programmatic
  * launches over the same buffers, median of its replays.  Up to some 1,000 rows the buffers lie in
@@ -10,8 +10,8 @@
 #include "backend/backend.h"
 #include "backend/cuda/kernels.h"
 #include "base/mem.h"
-#include <stdio.h>
-#include <stdlib.h>
+#include "record.h"
+#include <getopt.h>
 
 enum {
     HIDDEN = 2048,
@@ -33,6 +33,7 @@ static struct device *d;
 static struct queue *q;
 static struct event *from, *to;
 static struct kernels *k;
+static struct record record;
 
 static void must(err_t rc, const struct err *e)
 {
@@ -148,8 +149,13 @@ static void line(const char *name, launch_fn *launch, const void *args, int32_t 
 {
     static const int32_t rows[] = {1, 8, 64, 256, 1209, 8192};
     printf("%-34s", name);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if (rows[i] <= most) printf(" %9.1f", us_of(launch, args, rows[i]));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && rows[i] <= most; i++) {
+        double us = us_of(launch, args, rows[i]);
+        printf(" %9.1f", us);
+        record_begin(&record);
+        record_text(&record, "what", name), record_num(&record, "rows", rows[i]), record_num(&record, "us", us);
+        record_end(&record);
+    }
     printf("\n");
     fflush(stdout);
 }
@@ -233,9 +239,16 @@ static void bench_sample(const char *name, struct sample_spec spec)
     mem_free(specs);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    static const struct option options[] = {{"json", 1, NULL, 'j'}, {NULL, 0, NULL, 0}};
     struct err e = {0};
+    const char *json = NULL;
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c != 'j') return 2;
+        json = optarg;
+    }
+    record_open(&record, json, "rows");
     struct kernels_shape shape = {.hidden = HIDDEN,
                                   .vocab = VOCAB,
                                   .n_heads = HEADS,
@@ -267,5 +280,6 @@ int main(void)
     event_free(from), event_free(to);
     queue_free(q);
     device_close(d);
+    record_close(&record);
     return 0;
 }

@@ -2,10 +2,11 @@
  * random_checkpoint.c - a checkpoint of any size with random weights, for measuring.
  *
  *     random_checkpoint CONFIG_DIR OUT_DIR [--format nvfp4] [--spelling NAME] [--seed 1] [--shard-gb 5]
+ *                       [--threads N]
  *
  * Shapes are those of CONFIG_DIR/config.json, values those of weight/dummy.h; names, types and configs are what
- * `moult quantize` writes (tokenizer and so on are copied along).  Memory: a few MiB, whatever the size.  The same
- * arguments give the same bytes.
+ * `moult quantize` writes (tokenizer and so on are copied along).  Memory: a few MiB a thread, whatever the size.
+ * The same arguments give the same bytes, with any number of threads (as many as cores, if not told).
  *
  * To know what quantize would write of it, it is given a BF16 model of those shapes that has headers only: files
  * with holes, which take no room.
@@ -19,17 +20,21 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define PIECE ((size_t)4 << 20)
+#define PIECE       ((size_t)4 << 20)
+#define MAX_THREADS 64
 
 struct args {
     const char *config_dir, *out, *format, *spelling;
     uint64_t seed;
     double shard_gb;
+    int threads;
 };
 
 /* ---- the hollow source ---- */
@@ -161,17 +166,59 @@ static err_t put_weight(struct st_writer *w, const struct quantize_plan *p, size
     return rc;
 }
 
+/* Threads take one weight after another; each weight has random numbers of its own. */
+struct work {
+    struct st_writer *w;
+    const struct quantize_plan *p;
+    uint64_t seed;
+    atomic_size_t next;
+    pthread_mutex_t lock; /* of rc and error */
+    err_t rc;
+    struct err error;
+};
+
+static void *worker(void *arg)
+{
+    struct work *k = arg;
+    struct err e = {0};
+    err_t rc = OK;
+    uint8_t *piece = mem_alloc(PIECE + 8);
+    for (size_t i; rc == OK && (i = atomic_fetch_add(&k->next, 1)) < k->p->n_weights;)
+        rc = put_weight(k->w, k->p, i, piece, k->seed, &e);
+    if (rc != OK) {
+        atomic_store(&k->next, k->p->n_weights);
+        pthread_mutex_lock(&k->lock);
+        k->rc = rc;
+        k->error = e;
+        pthread_mutex_unlock(&k->lock);
+    }
+    mem_free(piece);
+    return NULL;
+}
+
+static err_t put_all(struct st_writer *w, const struct quantize_plan *p, const struct args *a,
+                     struct err *e)
+{
+    struct work k = {.w = w, .p = p, .seed = a->seed, .lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_t threads[MAX_THREADS];
+    int n = 0;
+    while (n < a->threads - 1 && pthread_create(&threads[n], NULL, worker, &k) == 0)
+        n++;
+    worker(&k);
+    for (int i = 0; i < n; i++)
+        pthread_join(threads[i], NULL);
+    return k.rc == OK ? OK : err_set(e, k.rc, "%s", k.error.msg);
+}
+
 static err_t write_all(const struct quantize_plan *p, const struct args *a, struct err *e)
 {
     struct newdir d = {0};
     struct st_writer *w = NULL;
     double t0 = clock_s();
-    uint8_t *piece = mem_alloc(PIECE + 8);
     err_t rc = newdir_begin(&d, a->out, e);
     if (rc == OK)
         rc = st_writer_open(&w, d.temp, p->outs, p->n_outs, (uint64_t)(a->shard_gb * 1e9), e);
-    for (size_t i = 0; rc == OK && i < p->n_weights; i++)
-        rc = put_weight(w, p, i, piece, a->seed, e);
+    if (rc == OK) rc = put_all(w, p, a, e);
     if (rc == OK) rc = st_writer_finish(w, e);
     if (rc == OK) rc = quantize_write_configs(&d, p, e);
     if (rc == OK) rc = quantize_copy_companions(&d, a->config_dir, e);
@@ -182,7 +229,6 @@ static err_t write_all(const struct quantize_plan *p, const struct args *a, stru
                p->n_weights, p->n_quantized, formats[p->format].name, p->spell->spelling,
                (double)st_writer_bytes(w) * 1e-9, clock_s() - t0, a->seed);
     st_writer_free(w);
-    mem_free(piece);
     return rc;
 }
 
@@ -209,19 +255,21 @@ int main(int argc, char **argv)
 {
     static const struct option options[] = {{"format", 1, NULL, 'f'},   {"seed", 1, NULL, 's'},
                                             {"shard-gb", 1, NULL, 'g'}, {"spelling", 1, NULL, 'p'},
-                                            {NULL, 0, NULL, 0}};
-    struct args a = {.format = "bf16", .seed = 1, .shard_gb = 5};
+                                            {"threads", 1, NULL, 't'},  {NULL, 0, NULL, 0}};
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    struct args a = {.format = "bf16", .seed = 1, .shard_gb = 5, .threads = cores < 1 ? 1 : cores > MAX_THREADS ? MAX_THREADS : (int)cores};
     struct err e = {0};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 'f') a.format = optarg;
         else if (c == 'p') a.spelling = optarg;
         else if (c == 's') a.seed = strtoull(optarg, NULL, 10);
         else if (c == 'g') a.shard_gb = strtod(optarg, NULL);
+        else if (c == 't') a.threads = (int)strtol(optarg, NULL, 10);
         else return 2;
     }
-    if (argc - optind != 2 || !(a.shard_gb > 0)) {
+    if (argc - optind != 2 || !(a.shard_gb > 0) || a.threads < 1 || a.threads > MAX_THREADS) {
         fprintf(stderr, "random_checkpoint CONFIG_DIR OUT_DIR [--format F] [--spelling NAME] [--seed S] "
-                        "[--shard-gb G]\n");
+                        "[--shard-gb G] [--threads 1 .. %d]\n", MAX_THREADS);
         return 2;
     }
     a.config_dir = argv[optind];

@@ -5,7 +5,7 @@
  * weights may lie in host memory (cpu/memory.c) or on a device.  An arena is one generation of all
  * slots; a slot lies at an offset that the store chose from `bytes`.
  *
- * Threads: `put`, `get` and `copy` from any, several at once on ranges that do not overlap; the
+ * Threads: `put`, `get`, `copy`, `lend`, `take_back` and `flush` from any, several at once on ranges that do not overlap; the
  * others from one.
  */
 #ifndef BACKEND_MEMORY_H
@@ -49,6 +49,12 @@ struct memory_ops {
                 const void *canon);
     void (*get)(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0,
                 size_t n, const void *at);
+    /* Any of these three may be NULL.  Host memory from which a put needs no copy of its own, for the calling
+     * thread to fill, put from, and give back before it borrows again; NULL: none, any other will do. */
+    void *(*lend)(void *ctx, size_t bytes);
+    void (*take_back)(void *ctx, void *lent);
+    /* The calling thread puts no more for now. */
+    void (*flush)(void *ctx);
     /* Bytes from one arena, or host memory, to another. */
     void (*copy)(void *ctx, void *to, const void *from, size_t bytes);
     /* Makes `next` the resident generation, between two steps; `now` is NULL the first time.
@@ -60,8 +66,8 @@ struct memory_ops {
     err_t (*release)(void *ctx, void *arena, size_t bytes, struct err *e);
     err_t (*resume)(void *ctx, void *arena, size_t bytes, struct err *e);
     uint64_t (*hash)(void *ctx, const void *arena, size_t bytes);
-    /* OK, or the first failure of a put, get or alloc so far: puts report none themselves.  An update
-     * asks before it calls itself prepared. */
+    /* Waits until all puts are done.  OK, or the first failure of a put, get or alloc so far: puts report none
+     * themselves.  An update asks before it calls itself prepared. */
     err_t (*check)(void *ctx, struct err *e);
 };
 

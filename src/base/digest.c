@@ -1,5 +1,6 @@
 #include "base/digest.h"
 
+#include "base/digest_x86.h"
 #include <nettle/sha2.h>
 #include <stdint.h>
 #include <string.h>
@@ -26,6 +27,12 @@ static void xxh_init(void *state)
 
 static void xxh_add(void *state, const void *bytes, size_t n)
 {
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2")) {
+        digest_xxh_add_avx2(state, bytes, n);
+        return;
+    }
+#endif
     XXH3_128bits_update(state, bytes, n);
 }
 

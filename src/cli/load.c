@@ -19,6 +19,7 @@
 
 #define KV_DEFAULT_MAX  ((size_t)8 << 30)
 #define STEP_TOKENS_MAX 8192
+#define LOADERS_MOST    16 /* threads that read weights: more are not faster */
 
 static size_t min_size(size_t a, size_t b)
 {
@@ -264,12 +265,17 @@ static void *watch_main(void *arg)
     return NULL;
 }
 
+static int loaders(const struct loaded *l)
+{
+    return l->n_threads < LOADERS_MOST ? l->n_threads : LOADERS_MOST;
+}
+
 static err_t stage(struct loaded *l, const struct load_options *o, struct update *u, struct err *e)
 {
     struct watch w = {.o = o, .lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
     pthread_t thread;
     bool watching = o->progress && pthread_create(&thread, NULL, watch_main, &w) == 0;
-    int n = l->n_threads < 8 ? l->n_threads : 8;
+    int n = loaders(l);
     err_t rc = o->dummy ? dummy_stage(u, 1, n, &w.progress, e)
                         : update_stage_dir(u, l->dir, n, &w.progress, e);
     if (watching) {
@@ -336,7 +342,7 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .memory_saver = o->memory_saver,
         .weights_backup = o->weights_backup,
         .in_place = l->staging == STAGING_OFF,
-        .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads : l->device ? 0 : 2,
+        .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads : l->device ? loaders(l) : 2,
         .loaders_yield = l->device == NULL,
         .compare = compare_folder,
         .compare_ctx = l,

@@ -2,6 +2,7 @@
 #include "format/scalar.h"
 
 #include <math.h>
+#include <string.h>
 
 static void bf16_row(float *out, const void *data, size_t cols)
 {
@@ -97,19 +98,52 @@ static bool e4m3_ok(const void *scale, size_t i)
     return ((const uint8_t *)scale)[i] < 0x7f;
 }
 
-typedef bool scale_ok_fn(const void *scale, size_t i);
-static scale_ok_fn *const scale_ok[] = {
-    [SCALE_F32] = f32_ok, [SCALE_E8M0] = e8m0_ok, [SCALE_E4M3] = e4m3_ok};
+/* Whole blocks at once, in a form that compilers vectorize; false: look closer. */
+enum { BLOCK = 256 };
+
+static bool e8m0_block_ok(const void *scale, size_t i)
+{
+    const uint8_t *x = (const uint8_t *)scale + i;
+    uint8_t bad = 0;
+    for (int k = 0; k < BLOCK; k++)
+        bad |= (uint8_t)((x[k] < E8M0_LEAST || x[k] > E8M0_MOST) && x[k] != 0 ? 0xff : 0);
+    return bad == 0;
+}
+
+static bool e4m3_scales_ok(const void *scale, size_t i)
+{
+    const uint8_t *x = (const uint8_t *)scale + i;
+    uint8_t bad = 0;
+    for (int k = 0; k < BLOCK; k++)
+        bad |= (uint8_t)(x[k] >= 0x7f ? 0xff : 0);
+    return bad == 0;
+}
+
+typedef bool ok_fn(const void *data, size_t i);
+
+/* The first of n elements that is not `ok`, n if there is none; `whole` may be NULL. */
+static size_t first_bad(ok_fn *ok, ok_fn *whole, const void *data, size_t n)
+{
+    size_t i = 0;
+    for (; i < n; i++) {
+        while (whole && n - i >= BLOCK && whole(data, i))
+            i += BLOCK;
+        if (i < n && !ok(data, i)) break;
+    }
+    return i < n ? i : n;
+}
 
 bool format_check_scales(format_t f, const void *scale, size_t n, size_t *at)
 {
+    static const struct {
+        ok_fn *one, *whole;
+    } checks[] = {[SCALE_F32] = {f32_ok, NULL},
+                  [SCALE_E8M0] = {e8m0_ok, e8m0_block_ok},
+                  [SCALE_E4M3] = {e4m3_ok, e4m3_scales_ok}};
     if (formats[f].scale == SCALE_NONE) return true;
-    for (size_t i = 0; i < n; i++) {
-        if (scale_ok[formats[f].scale](scale, i)) continue;
-        *at = i;
-        return false;
-    }
-    return true;
+    size_t bad = first_bad(checks[formats[f].scale].one, checks[formats[f].scale].whole, scale, n);
+    if (bad < n) *at = bad;
+    return bad == n;
 }
 
 bool format_check_tensor_scale(float tensor)
@@ -127,13 +161,6 @@ static bool e4m3_elem_ok(const void *data, size_t i)
     return (((const uint8_t *)data)[i] & 0x7f) != 0x7f;
 }
 
-typedef bool elem_ok_fn(const void *data, size_t i);
-static elem_ok_fn *const elem_ok[] = {
-    [ELEM_BF16] = bf16_ok, [ELEM_E4M3] = e4m3_elem_ok, [ELEM_E2M1] = NULL};
-
-enum { BLOCK = 256 };
-
-/* A whole block at once, in a form that compilers vectorize; false: look closer. */
 static bool bf16_block_ok(const void *data, size_t i)
 {
     const uint16_t *x = (const uint16_t *)data + i;
@@ -152,21 +179,17 @@ static bool e4m3_block_ok(const void *data, size_t i)
     return bad == 0;
 }
 
-static elem_ok_fn *const block_ok[] = {
-    [ELEM_BF16] = bf16_block_ok, [ELEM_E4M3] = e4m3_block_ok, [ELEM_E2M1] = NULL};
-
 bool format_check_data(format_t f, const void *data, size_t n, size_t *at)
 {
-    elem_ok_fn *ok = elem_ok[formats[f].elem], *whole = block_ok[formats[f].elem];
-    for (size_t i = 0; ok && i < n; i++) {
-        while (n - i >= BLOCK && whole(data, i))
-            i += BLOCK;
-        if (i == n) break;
-        if (ok(data, i)) continue;
-        *at = i;
-        return false;
-    }
-    return true;
+    static const struct {
+        ok_fn *one, *whole;
+    } checks[] = {[ELEM_BF16] = {bf16_ok, bf16_block_ok},
+                  [ELEM_E4M3] = {e4m3_elem_ok, e4m3_block_ok},
+                  [ELEM_E2M1] = {NULL, NULL}};
+    if (!checks[formats[f].elem].one) return true;
+    size_t bad = first_bad(checks[formats[f].elem].one, checks[formats[f].elem].whole, data, n);
+    if (bad < n) *at = bad;
+    return bad == n;
 }
 
 /* Are elements [c, end) of a row all zeros of either sign? */
@@ -183,6 +206,8 @@ bool format_check_zero_blocks(const struct format_parts *p, size_t row0, size_t 
     const struct format *f = &formats[p->format];
     if (f->scale != SCALE_E8M0) return true;
     const uint8_t *scale = p->scale;
+    size_t per_row = format_scale_cols(p->format, p->cols);
+    if (f->group_rows == 1 && !memchr(scale + row0 * per_row, 0, n * per_row)) return true;
     for (size_t row = row0; row < row0 + n; row++) {
         size_t s = scale_row(p, row);
         for (size_t c = 0; c < p->cols; c += f->group_cols, s++) {

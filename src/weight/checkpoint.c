@@ -2,6 +2,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "weight/sync_dir.h"
 #include <ctype.h>
 #include <dirent.h>
@@ -259,16 +260,79 @@ static err_t check_settled(const char *dir, struct err *e)
 
 /* ---- open ---- */
 
-static err_t open_files(struct checkpoint *c, const struct names *s, struct err *e)
+/* Headers of big checkpoints take a second to parse one after another: the files of the folder are opened by several
+ * threads, beside the index, which may turn out to name others. */
+struct early {
+    const char *dir, *index; /* index: NULL if there is none */
+    struct names names;
+    struct st_file *files; /* those with a path are open */
+    json_t *root, *map;
+    err_t index_rc;
+    struct err index_error;
+};
+
+static void open_early(void *arg, int i)
+{
+    struct early *y = arg;
+    struct err e = {0};
+    struct buf p = {0};
+    if (i == 0) {
+        if (y->index) y->index_rc = index_read(&y->root, &y->map, y->index, &y->index_error);
+        return;
+    }
+    if (!buf_printf(&p, "%s/%s", y->dir, y->names.v[i - 1]) ||
+        st_open(&y->files[i - 1], p.data, &e) != OK)
+        y->files[i - 1] = (struct st_file){.fd = -1}; /* asked again if it is wanted */
+    buf_release(&p);
+}
+
+static void early_run(struct early *y)
+{
+    enum { THREADS = 8 };
+    struct err e = {0};
+    if (glob_files(&y->names, y->dir, &e) != OK ||
+        !(y->files = mem_try_array(y->names.n, sizeof y->files[0])))
+        names_free(&y->names);
+    if (y->names.n > 1) qsort(y->names.v, y->names.n, sizeof y->names.v[0], by_string);
+    size_t n = y->names.n + 1;
+    struct pool *pool = pool_new(n < THREADS ? (int)n : THREADS);
+    pool_run(pool, open_early, y, (int)n);
+    pool_free(pool);
+}
+
+static void early_free(struct early *y)
+{
+    for (size_t i = 0; i < y->names.n; i++)
+        st_close(&y->files[i]);
+    mem_free(y->files);
+    names_free(&y->names);
+    json_decref(y->root);
+}
+
+static bool early_take(struct st_file *out, struct early *y, const char *name)
+{
+    for (size_t i = 0; i < y->names.n; i++) {
+        if (strcmp(y->names.v[i], name) != 0 || !y->files[i].path) continue;
+        *out = y->files[i];
+        y->files[i] = (struct st_file){.fd = -1};
+        return true;
+    }
+    return false;
+}
+
+static err_t open_files(struct checkpoint *c, const struct names *s, struct early *y, struct err *e)
 {
     c->files = mem_try_array(s->n, sizeof c->files[0]);
     if (c->files == NULL) return err_set(e, ERR_NOMEM, "no memory for %zu files", s->n);
     for (size_t i = 0; i < s->n; i++) {
         struct buf p = {0};
-        if (!buf_printf(&p, "%s/%s", c->dir, s->v[i]))
-            return err_set(e, ERR_NOMEM, "%s: no memory for the path", s->v[i]);
-        err_t rc = st_open(&c->files[i], p.data, e);
-        buf_release(&p);
+        err_t rc = OK;
+        if (!early_take(&c->files[i], y, s->v[i])) {
+            if (!buf_printf(&p, "%s/%s", c->dir, s->v[i]))
+                return err_set(e, ERR_NOMEM, "%s: no memory for the path", s->v[i]);
+            rc = st_open(&c->files[i], p.data, e);
+            buf_release(&p);
+        }
         if (rc != OK) return rc;
         c->n_files = i + 1;
     }
@@ -319,30 +383,29 @@ static err_t check_index(const struct checkpoint *c, json_t *map, struct err *e)
     return OK;
 }
 
-static err_t open_all(struct checkpoint *c, struct names *files, json_t **root, struct err *e)
+static err_t open_all(struct checkpoint *c, struct names *files, struct early *y, struct err *e)
 {
     struct buf path = {0};
-    json_t *map = NULL;
     if (!buf_printf(&path, "%s/" CHECKPOINT_INDEX, c->dir))
         return err_set(e, ERR_NOMEM, "%s: no memory for the path", c->dir);
     err_t rc = check_settled(c->dir, e);
-    if (rc != OK) {
-        buf_release(&path);
-        return rc;
+    if (rc == OK) {
+        if (file_exists(path.data)) y->index = path.data;
+        early_run(y);
+        if (y->index_rc != OK) rc = err_set(e, y->index_rc, "%s", y->index_error.msg);
     }
-    if (file_exists(path.data)) {
-        rc = index_read(root, &map, path.data, e);
-        if (rc == OK) rc = index_files(files, map, path.data, e);
+    if (rc == OK && y->index) {
+        rc = index_files(files, y->map, path.data, e);
         if (rc == OK) rc = check_present(files, c->dir, e);
-    } else {
+    } else if (rc == OK) {
         rc = glob_files(files, c->dir, e);
     }
     buf_release(&path);
     if (rc != OK) return rc;
     qsort(files->v, files->n, sizeof files->v[0], by_string);
-    rc = open_files(c, files, e);
+    rc = open_files(c, files, y, e);
     if (rc == OK) rc = collect_entries(c, c->files, c->n_files, e);
-    if (rc == OK && map) rc = check_index(c, map, e);
+    if (rc == OK && y->map) rc = check_index(c, y->map, e);
     return rc;
 }
 
@@ -351,10 +414,10 @@ err_t checkpoint_open(struct checkpoint *c, const char *dir, struct err *e)
     struct checkpoint t = {.dir = mem_dup_n(dir, strlen(dir))};
     if (t.dir == NULL) return err_set(e, ERR_NOMEM, "%s: no memory for the path", dir);
     struct names files = {0};
-    json_t *root = NULL;
-    err_t rc = open_all(&t, &files, &root, e);
+    struct early y = {.dir = t.dir};
+    err_t rc = open_all(&t, &files, &y, e);
     names_free(&files);
-    json_decref(root);
+    early_free(&y);
     if (rc != OK) {
         checkpoint_close(&t);
         return rc;

@@ -139,6 +139,7 @@ static void *worker(void *arg)
         if (!ok) w->no_memory = true;
         update_mark(w->u, i);
     }
+    store_flush(store);
     return NULL;
 }
 

@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,6 +15,7 @@
 struct pattern {
     syntax_t syntax;
     char *text;
+    uint64_t words; /* it matches no name that lacks one of them; 0: unknown */
     pcre2_code *regex; /* of "re:", and what matching it needs; else NULL */
     pcre2_match_data *found;
     pcre2_match_context *limits;
@@ -31,6 +33,21 @@ static const struct {
     {".q_proj", ".qkv_proj"},        {".k_proj", ".qkv_proj"},      {".v_proj", ".qkv_proj"},
     {".gate_proj", ".gate_up_proj"}, {".up_proj", ".gate_up_proj"},
 };
+
+/* A set of components, small and not exact: two may share a bit. */
+static uint64_t words_of(const char *name)
+{
+    uint64_t set = 0;
+    for (const char *p = name; *p;) {
+        uint32_t h = 2166136261u; /* FNV-1a */
+        const char *begin = p;
+        for (; *p && *p != '.'; p++)
+            h = (h ^ (unsigned char)*p) * 16777619u;
+        if (p > begin) set |= (uint64_t)1 << (h * 2654435769u >> 26);
+        p += *p == '.';
+    }
+    return set;
+}
 
 static err_t compile(struct pattern *p, const char *source, struct err *e)
 {
@@ -72,10 +89,12 @@ err_t patterns_add(struct patterns *p, syntax_t syntax, const char *text, struct
         p->v = v;
         p->cap = cap;
     }
+    bool regex = syntax == SYNTAX_EXACT && strncmp(text, "re:", 3) == 0;
     struct pattern t = {.syntax = syntax, .text = mem_dup_n(text, len)};
     if (t.text == NULL) return err_set(e, ERR_NOMEM, "no memory for a name");
     err_t rc = OK;
-    if (syntax == SYNTAX_EXACT && strncmp(text, "re:", 3) == 0) rc = compile(&t, text + 3, e);
+    if (regex) rc = compile(&t, text + 3, e);
+    else if (syntax == SYNTAX_EXACT || strchr(text, '*') == NULL) t.words = words_of(text);
     if (rc != OK)
         pattern_free(&t);
     else
@@ -162,10 +181,11 @@ static bool match_one(const struct pattern *p, const char *name)
     }
 }
 
-static bool match_any(const struct patterns *p, const char *name)
+/* `words`: of the name, or more. */
+static bool match_any(const struct patterns *p, const char *name, uint64_t words)
 {
     for (size_t i = 0; i < p->n; i++)
-        if (match_one(&p->v[i], name)) return true;
+        if (!(p->v[i].words & ~words) && match_one(&p->v[i], name)) return true;
     return false;
 }
 
@@ -184,9 +204,10 @@ static bool match_prefixed(const struct patterns *p, const char *name)
     char full[NAME_BYTES];
     const char *bare = without_prefix(name);
     size_t n_prefixes = bare == name ? HEAD_PREFIXES : COUNT(prefixes);
+    uint64_t words = words_of(name) | words_of(prefixes[COUNT(prefixes) - 1]);
     for (size_t i = 0; i < n_prefixes; i++) {
         int n = snprintf(full, sizeof full, "%s%s", prefixes[i], bare);
-        if (n >= 0 && (size_t)n < sizeof full && match_any(p, full)) return true;
+        if (n >= 0 && (size_t)n < sizeof full && match_any(p, full, words)) return true;
     }
     return false;
 }

@@ -73,16 +73,33 @@ static size_t chunk_rows(const struct source *s, format_t f)
 static err_t read_rows(struct load *l, const struct source *s, part_t part, size_t row0, size_t n,
                        struct stage_room *room, const char *name, struct err *e)
 {
-    struct source_scratch *to = part == PART_SCALE ? &room->scale : &room->data;
+    struct source_scratch *own = part == PART_SCALE ? &room->scale : &room->data;
+    void *to = room->lent[part];
     size_t bytes;
     if (!mul_size(&bytes, n, source_row_bytes(s)))
         return err_set(e, ERR_TOOBIG, "tensor %s: a row does not fit in memory", name);
-    err_t rc = stage_reserve(to, bytes, name, e);
-    if (rc == OK) rc = source_read(s, row0, n, to->data, &room->file, e);
+    err_t rc = to ? OK : stage_reserve(own, bytes, name, e);
+    if (rc == OK && !to) to = own->data;
+    if (rc == OK) rc = source_read(s, row0, n, to, &room->file, e);
     if (rc != OK) return rc;
-    digest_add(&room->sum[part], to->data, bytes);
+    digest_add(&room->sum[part], to, bytes);
     advance(l, s, n);
     return OK;
+}
+
+/* Memory from which the device can copy by itself, for the next rows of a slot and their scales: one piece. */
+static void *borrow(const struct load *l, const struct spelled *w, size_t rows, size_t scales,
+                    struct stage_room *room)
+{
+    enum { ALIGN = 64 };
+    size_t data = 0, scale = 0;
+    if (!l->u->next || !mul_size(&data, rows, source_row_bytes(&w->part[PART_DATA]))) return NULL;
+    if (scales && !mul_size(&scale, scales, source_row_bytes(&w->part[PART_SCALE]))) return NULL;
+    if (!add_size(&data, data, ALIGN - 1) || !add_size(&scale, scale, data)) return NULL;
+    char *lent = store_lend(l->u->store, scale);
+    room->lent[PART_DATA] = lent;
+    room->lent[PART_SCALE] = lent && scales ? lent + data / ALIGN * ALIGN : NULL;
+    return lent;
 }
 
 static err_t read_scalar(struct load *l, const struct source *s, float *x, struct stage_room *room,
@@ -142,14 +159,19 @@ static err_t stage_copy(struct load *l, const struct job *j, struct stage_room *
     for (; rc == OK && r.row0 < rows && !stopped(l); r.row0 += r.n) {
         size_t first, scales;
         r.n = rows - r.row0 < step ? rows - r.row0 : step;
-        rc = read_rows(l, &w->part[PART_DATA], PART_DATA, r.row0, r.n, room, p->name, e);
         scales = stage_scale_rows(w->format, rows, r.row0, r.n, &first);
+        void *lent = borrow(l, w, r.n, scales, room);
+        rc = read_rows(l, &w->part[PART_DATA], PART_DATA, r.row0, r.n, room, p->name, e);
         if (rc == OK && scales)
             rc = read_rows(l, &w->part[PART_SCALE], PART_SCALE, first, scales, room, p->name, e);
+        if (rc == OK) {
+            r.data = lent ? room->lent[PART_DATA] : room->data.data;
+            r.scale = !scales ? NULL : lent ? room->lent[PART_SCALE] : room->scale.data;
+            stage_rows(l->u, &r);
+        }
+        store_take_back(l->u->store, lent);
+        room->lent[PART_DATA] = room->lent[PART_SCALE] = NULL;
         if (rc != OK) break;
-        r.data = room->data.data;
-        r.scale = scales ? room->scale.data : NULL;
-        stage_rows(l->u, &r);
     }
     return rc == OK ? end_slot(l, j->slot, room, e) : rc;
 }
@@ -318,6 +340,7 @@ static void *load_thread(void *arg)
         pthread_mutex_unlock(&l->lock);
         atomic_store(&l->stop, true);
     }
+    store_flush(l->u->store);
     stage_room_free(&room);
     return NULL;
 }

@@ -171,6 +171,21 @@ void store_arena_free(const struct store *s, void *arena)
     if (arena) s->memory.ops->free(s->memory.ctx, arena, s->bytes);
 }
 
+void *store_lend(const struct store *s, size_t bytes)
+{
+    return s->memory.ops->lend ? s->memory.ops->lend(s->memory.ctx, bytes) : NULL;
+}
+
+void store_take_back(const struct store *s, void *lent)
+{
+    if (lent) s->memory.ops->take_back(s->memory.ctx, lent);
+}
+
+void store_flush(const struct store *s)
+{
+    if (s->memory.ops->flush) s->memory.ops->flush(s->memory.ctx);
+}
+
 void store_put(const struct store *s, void *arena, size_t slot, part_t part, size_t row0, size_t n,
                const void *canon)
 {

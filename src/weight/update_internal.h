@@ -50,6 +50,7 @@ void update_note(struct update *u, size_t slot, part_t part, size_t at, const ch
 /* Memory of one thread that stages. */
 struct stage_room {
     struct source_scratch file, data, scale, floats, codes;
+    char *lent[PART_COUNT]; /* in place of data and scale, until they are put; NULL: their own */
     struct digest sum[PART_COUNT]; /* of the slot that is being read */
     bool any_bf16;
 };

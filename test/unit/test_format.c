@@ -285,6 +285,34 @@ static void checks(void **state)
     assert_false(format_check_zero_blocks(&q, 0, 1, &at));
 }
 
+/* Every byte as the one bad scale or element of a long row, wherever it lies: in a whole block, at its edges, behind. */
+static void bad_bytes_anywhere(void **state)
+{
+    (void)state;
+    enum { N = 700 };
+    static const size_t places[] = {0, 1, 255, 256, 300, 511, 512, 600, N - 1};
+    uint8_t x[N];
+    for (int b = 0; b < 256; b++) {
+        const struct {
+            bool ok;
+            format_t f;
+            bool scale;
+        } want[] = {{b < 0x7f, FORMAT_NVFP4, true},
+                    {b == 0 || (b >= 10 && b <= 246), FORMAT_MXFP8, true},
+                    {(b & 0x7f) != 0x7f, FORMAT_MXFP8, false}};
+        for (size_t k = 0; k < 3; k++)
+            for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+                size_t at = N;
+                memset(x, 0x38, sizeof x);
+                x[places[i]] = (uint8_t)b;
+                bool ok = want[k].scale ? format_check_scales(want[k].f, x, N, &at)
+                                        : format_check_data(want[k].f, x, N, &at);
+                if (ok != want[k].ok || at != (ok ? N : places[i]))
+                    fail_msg("check %zu, byte %d at %zu: %d, at %zu", k, b, places[i], ok, at);
+            }
+    }
+}
+
 static void document(void **state)
 {
     (void)state;
@@ -305,7 +333,7 @@ int main(void)
         cmocka_unit_test(names),           cmocka_unit_test(sizes),
         cmocka_unit_test(fp4_products),    cmocka_unit_test(fp8_products),
         cmocka_unit_test(groups_at_edges), cmocka_unit_test(checks),
-        cmocka_unit_test(document),
+        cmocka_unit_test(bad_bytes_anywhere), cmocka_unit_test(document),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

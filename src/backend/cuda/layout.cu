@@ -1,6 +1,6 @@
 /* layout.cu - canonical matrices to tiles and back: layout_cuda.c on the device, a thread for each
- * lane of a unit. */
-#include "backend/cuda/layout_cuda.h"
+ * lane of a unit; one by one, or a batch of pieces (feed.h). */
+#include "backend/cuda/feed.h"
 
 template <int BITS>
 __device__ uint32_t code_read(const struct layout_args &a, uint32_t row, uint32_t col)
@@ -83,11 +83,11 @@ __device__ void lane_read(uint32_t code[16], const char *unit, int lane)
     }
 }
 
-/* Elements of the block's tile. */
+/* Elements of tile b of panel p. */
 template <int BITS, bool TO_TILES>
-__device__ void layout_elements(const struct layout_args &a, char *tile)
+__device__ void layout_elements(const struct layout_args &a, char *tile, uint32_t b, uint32_t p)
 {
-    uint32_t b = blockIdx.x, p = blockIdx.y, unit = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t unit = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t row = p * TILE_ROWS + unit * 8 + lane / 4, code[16];
     char *at = tile + unit * (TILE_ROWS * TILE_K * BITS / 8 / 8);
     if (!TO_TILES) lane_read<BITS>(code, at, lane);
@@ -104,13 +104,12 @@ __device__ void layout_elements(const struct layout_args &a, char *tile)
 }
 
 template <int BITS, int GROUP, bool TO_TILES>
-__device__ void layout_body(const struct layout_args &a)
+__device__ void layout_body(const struct layout_args &a, uint32_t b, uint32_t p, uint32_t n_blocks)
 {
     constexpr int DATA = TILE_ROWS * TILE_K * BITS / 8, PER_ROW = GROUP ? TILE_K / (GROUP ? GROUP : 1) : 0;
     constexpr int TILE = DATA + TILE_ROWS * PER_ROW;
-    uint32_t b = blockIdx.x, p = blockIdx.y;
-    char *tile = (char *)a.tiles + ((size_t)p * gridDim.x + b) * TILE;
-    if (a.data) layout_elements<BITS, TO_TILES>(a, tile);
+    char *tile = (char *)a.tiles + ((size_t)p * n_blocks + b) * TILE;
+    if (a.data) layout_elements<BITS, TO_TILES>(a, tile, b, p);
     if (!a.scale) return;
     for (uint32_t i = threadIdx.x; PER_ROW && i < TILE_ROWS * PER_ROW; i += LAYOUT_THREADS) {
         constexpr uint32_t N = PER_ROW ? PER_ROW : 1, G = GROUP ? GROUP : 1;
@@ -128,12 +127,12 @@ __device__ void layout_body(const struct layout_args &a)
     extern "C" __global__ void __launch_bounds__(LAYOUT_THREADS)    \
         pack_##name(const __grid_constant__ struct layout_args a)   \
     {                                                               \
-        layout_body<bits, group, true>(a);                          \
+        layout_body<bits, group, true>(a, blockIdx.x, blockIdx.y, gridDim.x); \
     }                                                               \
     extern "C" __global__ void __launch_bounds__(LAYOUT_THREADS)    \
         unpack_##name(const __grid_constant__ struct layout_args a) \
     {                                                               \
-        layout_body<bits, group, false>(a);                         \
+        layout_body<bits, group, false>(a, blockIdx.x, blockIdx.y, gridDim.x); \
     }
 
 LAYOUT_KERNELS(16, 16, 0)
@@ -141,3 +140,45 @@ LAYOUT_KERNELS(8, 8, 0)
 LAYOUT_KERNELS(8_g32, 8, 32)
 LAYOUT_KERNELS(4_g16, 4, 16)
 LAYOUT_KERNELS(4_g32, 4, 32)
+
+template <int BITS, int GROUP>
+__device__ void feed_tile(const struct feed_piece &p, const char *from, uint32_t at)
+{
+    uint32_t blocks = (p.cols + TILE_K - 1) / TILE_K;
+    struct layout_args a = {p.to, p.scales ? nullptr : (void *)from, p.scales ? (void *)from : nullptr, p.rows, p.cols};
+    layout_body<BITS, GROUP, true>(a, at % blocks, at / blocks, blocks);
+}
+
+__device__ void feed_plain(const struct feed_piece &p, const char *from, uint32_t at)
+{
+    size_t begin = (size_t)at * FEED_CHUNK, end = p.bytes - begin < FEED_CHUNK ? p.bytes : begin + FEED_CHUNK;
+    char *to = (char *)p.to;
+    if ((((size_t)to | (size_t)p.bytes) & 15) == 0)
+        for (size_t i = begin + threadIdx.x * 16; i < end; i += LAYOUT_THREADS * 16)
+            *(uint4 *)(to + i) = *(const uint4 *)(from + i);
+    else
+        for (size_t i = begin + threadIdx.x; i < end; i += LAYOUT_THREADS)
+            to[i] = from[i];
+}
+
+extern "C" __global__ void __launch_bounds__(LAYOUT_THREADS) feed_batch(const __grid_constant__ struct feed_args a)
+{
+    const struct feed_piece *pieces = (const struct feed_piece *)a.batch;
+    uint32_t lo = 0, hi = a.n - 1; /* the last piece that begins here or before */
+    while (lo < hi) {
+        uint32_t mid = (lo + hi + 1) / 2;
+        if (pieces[mid].first <= blockIdx.x) lo = mid;
+        else hi = mid - 1;
+    }
+    const struct feed_piece p = pieces[lo];
+    const char *from = a.batch + p.from;
+    uint32_t at = blockIdx.x - p.first;
+    switch (p.kind) {
+    case FEED_PLAIN: feed_plain(p, from, at); break;
+    case FEED_16: feed_tile<16, 0>(p, from, at); break;
+    case FEED_8: feed_tile<8, 0>(p, from, at); break;
+    case FEED_8_G32: feed_tile<8, 32>(p, from, at); break;
+    case FEED_4_G16: feed_tile<4, 16>(p, from, at); break;
+    case FEED_4_G32: feed_tile<4, 32>(p, from, at); break;
+    }
+}

@@ -1,13 +1,13 @@
 #include "backend/cuda/weights.h"
 #include "backend/cuda/copy.h"
+#include "backend/cuda/feed.h"
 #include "backend/cuda/pinned.h"
 #include "backend/cuda/repack.h"
 #include "backend/cuda/slot.h"
+#include "base/digest.h"
 #include "base/mem.h"
 #include <pthread.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 enum { LANES = 8, ARENAS = 2 };
 _Static_assert(MEMORY_ROWS % TILE_ROWS == 0, "puts come in whole panels");
@@ -28,6 +28,7 @@ struct weights {
     struct pinned *staged; /* the second arena, where it is the host's */
     bool taken[ARENAS];
     struct repack repack;
+    struct feed *feed; /* of puts to the device */
     struct kernel copy_rows;
     pthread_mutex_t lock; /* of lanes' busy, failed, pin_failed and the errors */
     pthread_cond_t freed;
@@ -203,35 +204,78 @@ static size_t lane_rows(const struct resident *r, part_t part, size_t n)
     return n < fit ? n : fit;
 }
 
+/* Into the staged arena of the host. */
+static void put_host(struct weights *w, char *at, const struct resident *r, part_t part, size_t row0,
+                     size_t n, const void *canon)
+{
+    size_t offset, bytes, row = slot_row(r, part), step;
+    slot_rows(&offset, &bytes, r, part, row0, n);
+    if (!pin(w, at + offset, bytes)) return;
+    if (!slot_tiled(r, part)) {
+        memcpy(at + offset, canon, bytes);
+        return;
+    }
+    struct lane *l = lane_take(w);
+    for (size_t i = 0; i < n; i += step) {
+        step = lane_rows(r, part, n - i);
+        if (i > 0 && queue_sync(l->q, NULL) != OK) break; /* its buffers are free again */
+        memcpy(l->host, (const char *)canon + i * row, step * row);
+        queue_copy(l->q, l->dev, host_addr(l->host), step * row);
+        convert(w, l, true, at, r, part, row0 + i, step);
+    }
+    lane_give(w, l);
+}
+
 static void put(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
                 const void *canon)
 {
     struct weights *w = ctx;
-    if (on_host(w, at)) {
-        size_t offset, bytes;
-        slot_rows(&offset, &bytes, r, part, row0, n);
-        if (!pin(w, (char *)at + offset, bytes)) return;
-        if (!slot_tiled(r, part)) {
-            memcpy((char *)at + offset, canon, bytes);
-            return;
-        }
-    }
-    struct lane *l = lane_take(w);
     size_t row = slot_row(r, part), step;
-    for (size_t i = 0; i < n; i += step) {
-        step = lane_rows(r, part, n - i);
-        size_t bytes = step * row;
-        if (i > 0 && queue_sync(l->q, NULL) != OK) break; /* its buffers are free again */
-        memcpy(l->host, (const char *)canon + i * row, bytes);
-        if (slot_tiled(r, part)) {
-            queue_copy(l->q, l->dev, host_addr(l->host), bytes);
-            convert(w, l, true, at, r, part, row0 + i, step);
-        } else {
-            queue_copy(l->q, host_addr((char *)at + slot_part(r, part) + (row0 + i) * row),
-                       host_addr(l->host), bytes);
-        }
+    if (on_host(w, at)) {
+        put_host(w, at, r, part, row0, n, canon);
+        return;
     }
-    lane_give(w, l);
+    if (!slot_tiled(r, part)) {
+        feed_bytes(w->feed, (char *)at + slot_part(r, part) + row0 * row, canon, n * row);
+        return;
+    }
+    CHECK(row0 % TILE_ROWS == 0 && (n % TILE_ROWS == 0 || row0 + n == r->rows));
+    size_t fit = FEED_BYTES / row / TILE_ROWS * TILE_ROWS;
+    CHECK(fit > 0);
+    for (size_t i = 0; i < n; i += step) {
+        char *tiles = (char *)at + (row0 + i) / TILE_ROWS * slot_panel(r);
+        step = n - i < fit ? n - i : fit;
+        feed_tiles(w->feed, tiles, r->format, part == PART_SCALE, (uint32_t)step, (uint32_t)r->cols,
+                   (const char *)canon + i * row, step * row);
+    }
+}
+
+static void *lend(void *ctx, size_t bytes)
+{
+    return feed_lend(((struct weights *)ctx)->feed, bytes);
+}
+
+static void take_back(void *ctx, void *lent)
+{
+    feed_take_back(((struct weights *)ctx)->feed, lent);
+}
+
+static void flush(void *ctx)
+{
+    feed_flush(((struct weights *)ctx)->feed);
+}
+
+/* All puts are done; their failure is the device's from then on. */
+static void settle(struct weights *w)
+{
+    struct err e = {0};
+    err_t rc = feed_settle(w->feed, &e);
+    pthread_mutex_lock(&w->lock);
+    if (rc != OK && w->failed == OK) {
+        w->failed = rc;
+        w->error = e;
+    }
+    pthread_mutex_unlock(&w->lock);
 }
 
 static void get(void *ctx, void *canon, const struct resident *r, part_t part, size_t row0,
@@ -308,6 +352,7 @@ static void arena_free(void *ctx, void *arena, size_t bytes)
         forget_pinning(w);
         return;
     }
+    settle(w); /* of an update that is dropped */
     for (int i = 0; i < ARENAS; i++)
         if (w->arenas[i] && region_base(w->arenas[i]) == host_addr(arena)) w->taken[i] = false;
 }
@@ -358,27 +403,31 @@ static err_t resume(void *ctx, void *arena, size_t bytes, struct err *e)
     CHECK(!"an arena of this memory");
 }
 
+/* One piece is copied while the one before is summed. */
 static uint64_t hash(void *ctx, const void *arena, size_t bytes)
 {
     struct weights *w = ctx;
-    struct lane *l = lane_take(w);
-    XXH3_state_t *s = XXH3_createState();
-    CHECK(s);
-    XXH3_64bits_reset(s);
-    for (size_t i = 0, n; i < bytes; i += n) {
+    struct lane *l[2] = {lane_take(w), lane_take(w)};
+    struct digest d;
+    unsigned char sum[DIGEST_BYTES];
+    uint64_t h;
+    digest_init(&d, DIGEST_XXH3_128);
+    for (size_t i = 0, k = 0, before = 0, n; i < bytes || before; i += n, k ^= 1, before = n) {
         n = bytes - i < LANE_BYTES ? bytes - i : LANE_BYTES;
-        queue_copy(l->q, host_addr(l->host), host_addr((const char *)arena + i), n);
-        if (queue_sync(l->q, NULL) == OK) XXH3_64bits_update(s, l->host, n);
+        if (n) queue_copy(l[k]->q, host_addr(l[k]->host), host_addr((const char *)arena + i), n);
+        if (before && queue_sync(l[k ^ 1]->q, NULL) == OK) digest_add(&d, l[k ^ 1]->host, before);
     }
-    uint64_t h = XXH3_64bits_digest(s);
-    XXH3_freeState(s);
-    lane_give(w, l);
+    digest_get(&d, sum);
+    memcpy(&h, sum, sizeof h);
+    lane_give(w, l[0]);
+    lane_give(w, l[1]);
     return h;
 }
 
 static err_t check(void *ctx, struct err *e)
 {
     struct weights *w = ctx;
+    settle(w);
     err_t rc = weights_error(w, e);
     if (rc != OK) return rc;
     pthread_mutex_lock(&w->lock);
@@ -393,6 +442,9 @@ static const struct memory_ops device_ops = {
     .alloc = arena_alloc,
     .free = arena_free,
     .put = put,
+    .lend = lend,
+    .take_back = take_back,
+    .flush = flush,
     .get = get,
     .copy = copy,
     .commit = commit,
@@ -442,6 +494,7 @@ err_t weights_new(struct weights **out, struct device *d, struct err *e)
     pthread_cond_init(&w->freed, NULL);
     err_t rc = open_lanes(w, e);
     if (rc == OK) rc = repack_open(&w->repack, d, e);
+    if (rc == OK) rc = feed_new(&w->feed, d, e);
     if (rc != OK) {
         weights_free(w);
         return rc;
@@ -453,6 +506,7 @@ err_t weights_new(struct weights **out, struct device *d, struct err *e)
 void weights_free(struct weights *w)
 {
     if (w == NULL) return;
+    feed_free(w->feed);
     for (int i = 0; i < ARENAS; i++)
         region_free(w->arenas[i]);
     for (int i = 0; i < LANES; i++) {

@@ -16,8 +16,8 @@
  *
  * Canonical rows go through pinned buffers to the device and are packed into tiles there
  * (layout_cuda.h), and for an arena on the host come back as tiles.  Rows of matrices come in whole
- * panels of TILE_ROWS = MEMORY_ROWS. `put` may be called by several threads; each call has a lane
- * (a queue and its buffers) to itself and returns when its bytes lie in the arena. slot.h says
+ * panels of TILE_ROWS = MEMORY_ROWS. `put` may be called by several threads; many small pieces go to
+ * the device at once (feed.h), and what has been put lies in the arena after a `check`. slot.h says
  * where in a slot a part lies.
  *
  * Errors: a failing device is found at the next `weights_error` (an update asks when it prepares);

@@ -190,7 +190,6 @@ static void experts(const struct cuda_slice *s, int32_t layer, const struct laye
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
     int64_t rows = (int64_t)s->n * c->top_k;
-    route(s, layer, w);
     struct cuda_rows a = inputs(s, layer, CUDA_IN_UP, w->gate_format, m->a, m->a, c->hidden_size);
     struct gemm_args up = {
         .src = m->token_of,
@@ -258,6 +257,14 @@ static norm_source_t after_mlp(const struct config *c, int32_t layer)
     return c->dense[layer] ? NORM_ADD : NORM_COMBINE;
 }
 
+void cuda_moe(const struct cuda_slice *s, int32_t layer, bool routed)
+{
+    const struct layer_weights *w = &s->m->layers[layer];
+    if (routed) route(s, layer, w);
+    experts(s, layer, w);
+    norm(s, NORM_COMBINE, layer, w->slots.post_norm);
+}
+
 static void plan_attention(const struct cuda_slice *s)
 {
     struct cuda_model *m = s->m;
@@ -288,7 +295,7 @@ void cuda_forward(const struct cuda_slice *s)
         if (c->dense[i])
             dense_mlp(s, i, w);
         else
-            experts(s, i, w);
+            route(s, i, w), experts(s, i, w);
     }
     /* x of all tokens; the rows that are wanted are normed by cuda_head. */
     struct norm_args a = {

@@ -176,6 +176,9 @@ struct cuda_slice {
 /* cuda_forward.c: everything between the copies, queued.  The final norm's rows are those of
  * dev.pick. */
 void cuda_forward(const struct cuda_slice *s);
+/* For bench/: the experts of a layer alone, from m->a on to x and its norm in m->a again; without `routed`
+ * they are those that the tokens had before. */
+void cuda_moe(const struct cuda_slice *s, int32_t layer, bool routed);
 /* Final norm, logits [n_rows][vocab] in m->logits and, where asked, the samples of rows [row0, row0
  * + n). */
 void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample);
