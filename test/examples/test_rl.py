@@ -94,8 +94,10 @@ def test_judge():
 
 def test_gradient():
     """A step raises the probability of answers with a positive advantage, lowers the others; ratio 1 is the policy gradient."""
-    o = argparse.Namespace(model=EARLY, lr=1e-4, warmup=1, replay="off", clip=(0.2, 0.28))
+    o = argparse.Namespace(model=EARLY, lr=1e-4, warmup=1, replay="off", clip=(0.2, 0.28), frozen=["gate"],
+                           beta2=0.95, average=0.5, temperature=0.8)
     t = train.Trainer(o, None)
+    gate, old_head, old_gate = t.model.layers[0]["gate"], t.model.head.clone(), t.model.layers[0]["gate"].clone()
     samples = []
     for r in short_references()[-4:]:
         s = rollout.Sample(r["input_ids"], {"output_ids": r["greedy_ids"][:16], "text": "", "meta_info": {
@@ -109,6 +111,12 @@ def test_gradient():
     with torch.no_grad():
         gain = [t.batch([s], False).sum().item() - sum(s.logprobs) for s in samples]
     assert min(gain[:2]) > 0 > max(gain[2:]), gain
+    with torch.no_grad():
+        assert torch.equal(gate, old_gate) and not torch.equal(t.model.head, old_head)
+        torch.testing.assert_close(t.average.head, (old_head + t.model.head) / 2)
+        row, logits = samples[0].ids, t.model.logprobs([samples[0].ids])
+        cool = t.model.logprobs([row], temperature=0.5)
+        assert cool.mean() != logits.mean() and torch.equal(t.model.logprobs([row], temperature=1.0), logits)
 
 
 def test_one_step_end_to_end():
