@@ -250,11 +250,11 @@ static void survives_faults(void **state)
         struct store *s = must(dir, cases[k].encode);
         uint64_t h = store_hash(s);
         long i = 1;
-        for (err_t rc = ERR_NOMEM; rc != OK; i++) {
+        for (bool reached = true; reached; i++) { /* some it does without */
             mem_fault_at(i);
-            rc = update_from(s, dir, 1, &e);
-            mem_fault_at(0);
-            assert_true(store_hash(s) == h);
+            err_t rc = update_from(s, dir, 1, &e);
+            reached = mem_fault_at(0) == 0;
+            assert_true(store_hash(s) == h && (rc == OK || reached));
             if (rc != OK) assert_int_equal(rc, ERR_NOMEM);
             assert_true(i < 2000);
         }

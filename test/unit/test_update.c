@@ -181,10 +181,10 @@ static void converts_and_survives_faults(void **state)
     for (long i = 1; i < 200; i++) {
         mem_fault_at(i);
         err_t rc = load(s, a, 1, &e);
-        mem_fault_at(0);
-        assert_true(store_hash(s) == h);
-        if (rc == OK) break;
-        assert_int_equal(rc, ERR_NOMEM);
+        bool reached = mem_fault_at(0) == 0; /* some it does without */
+        assert_true(store_hash(s) == h && (rc == OK || reached));
+        if (!reached) break;
+        if (rc != OK) assert_int_equal(rc, ERR_NOMEM);
         assert_true(i < 199);
     }
     store_free(s);
