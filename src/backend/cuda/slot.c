@@ -78,3 +78,23 @@ void slot_rows(size_t *offset, size_t *bytes, const struct resident *r, part_t p
         *bytes = n * slot_row(r, part);
     }
 }
+
+struct gemm_weight slot_matrix(const struct resident *r, const void *at)
+{
+    struct slot_places p;
+    CHECK(r->kind == RESIDENT_MATRIX && slot_place(&p, r));
+    const char *base = at;
+    struct gemm_weight w = {.tiles = base};
+    if (formats[r->format].tensor)
+        w.scale = (const float *)(const void *)(base + p.tensor);
+    else if (formats[r->format].scale == SCALE_F32)
+        w.scale = (const float *)(const void *)(base + p.scale);
+    return w;
+}
+
+const float *slot_input(const struct resident *r, const void *at)
+{
+    struct slot_places p;
+    CHECK(r->kind == RESIDENT_MATRIX && r->format != FORMAT_BF16 && slot_place(&p, r));
+    return (const float *)(const void *)((const char *)at + p.input);
+}

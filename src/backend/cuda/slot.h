@@ -8,6 +8,7 @@
 #ifndef BACKEND_CUDA_SLOT_H
 #define BACKEND_CUDA_SLOT_H
 
+#include "backend/cuda/gemm.h"
 #include "backend/memory.h"
 #include <stddef.h>
 
@@ -28,5 +29,10 @@ size_t slot_panel(const struct resident *r);
 /* Where rows [row0, row0 + n) of a part lie: with tiles, all of the panels. */
 void slot_rows(size_t *offset, size_t *bytes, const struct resident *r, part_t part, size_t row0,
                size_t n);
+
+/* What a GEMM reads of a matrix that lies at `at`. */
+struct gemm_weight slot_matrix(const struct resident *r, const void *at);
+/* Where its input scale lies; not BF16. */
+const float *slot_input(const struct resident *r, const void *at);
 
 #endif

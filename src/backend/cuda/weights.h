@@ -41,10 +41,6 @@ err_t weights_stage_on_host(struct weights *w, size_t bytes, struct err *e) MUST
 /* Device bytes a store of `bytes` will take besides what weights_new took: one arena, and for
  * updates one more, or the buffers through which they come back. */
 size_t weights_device_bytes(size_t bytes, enum staging_mode staging);
-/* What a GEMM reads of a matrix that lies at `at`. */
-struct gemm_weight weights_matrix(const struct resident *r, const void *at);
-/* Where its input scale lies; not BF16. */
-const float *weights_input(const struct resident *r, const void *at);
 /* OK, or the first failure of the device since the start. */
 err_t weights_error(struct weights *w, struct err *e) MUST_USE;
 

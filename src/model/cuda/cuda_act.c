@@ -1,5 +1,6 @@
 /* cuda_act.c - activation formats: rows are rounded by a kernel between the one that makes them and
  * the GEMM, in place where nothing reads them as they were; their scales go to the GEMM. */
+#include "backend/cuda/slot.h"
 #include "base/mem.h"
 #include "model/cuda/cuda_model.h"
 
@@ -49,7 +50,7 @@ static void add_some(struct group_list *l, size_t first, size_t step, int32_t co
         size_t slot = first + (size_t)i * step;
         const struct resident *r = &store_spec(l->m->store, slot)->shape;
         if (r->format == FORMAT_NVFP4)
-            l->from[l->n++] = weights_input(r, store_ptr(l->m->store, slot));
+            l->from[l->n++] = slot_input(r, store_ptr(l->m->store, slot));
     }
 }
 

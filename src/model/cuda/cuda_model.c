@@ -1,3 +1,4 @@
+#include "backend/cuda/slot.h"
 #include "model/cuda/cuda_model.h"
 #include "backend/cuda/layout_cuda.h"
 #include "base/mem.h"
@@ -120,7 +121,7 @@ static void add(struct tables *t, const struct gemm_weight **out, format_t *f, s
         size_t slot = first + (size_t)i * step;
         const struct slot_spec *p = store_spec(t->m->store, slot);
         *f = p->shape.format;
-        t->host[t->n++] = weights_matrix(&p->shape, store_ptr(t->m->store, slot));
+        t->host[t->n++] = slot_matrix(&p->shape, store_ptr(t->m->store, slot));
     }
 }
 

@@ -1,5 +1,5 @@
-/* Weights of moe_gpu.h's handle: a slot of backend/cuda/weights.h for each matrix. */
-#include "backend/cuda/weights.h"
+/* Weights of moe_gpu.h's handle: a slot of backend/cuda/slot.h for each matrix. */
+#include "backend/cuda/slot.h"
 #include "base/mem.h"
 #include "model/cuda/moe_gpu_state.h"
 #include <math.h>
@@ -11,11 +11,6 @@ static struct resident shape_of(const struct moe_gpu *g, int which, format_t f)
                              .format = f,
                              .rows = (uint64_t)(down ? g->s.hidden : g->s.inner),
                              .cols = (uint64_t)(down ? g->s.inner : g->s.hidden)};
-}
-
-static bool slot_bytes(size_t *out, const struct resident *r)
-{
-    return weights_memory(NULL).ops->bytes(out, r);
 }
 
 err_t moe_gpu_resident_bytes(size_t *out, format_t f, uint64_t rows, uint64_t cols, struct err *e)
@@ -135,7 +130,7 @@ static struct stage stage_of(struct moe_gpu *g, const struct resident *r, void *
     size_t data = (s.data + 15) / 16 * 16;
     s.ok = reserve_stage(g, data + s.scale);
     s.f32_scales = formats[r->format].scale == SCALE_F32;
-    s.scale_at = s.f32_scales ? host_addr(weights_matrix(r, resident).scale) : g->stage + data;
+    s.scale_at = s.f32_scales ? host_addr(slot_matrix(r, resident).scale) : g->stage + data;
     s.args = (struct layout_args){.tiles = resident,
                                   .data = (void *)(uintptr_t)g->stage,
                                   .rows = (uint32_t)r->rows,
@@ -156,10 +151,10 @@ static void put(struct moe_gpu *g, const struct resident *r, void *resident,
     queue_copy(g->q, s.scale_at, host_addr(p->scale), s.scale);
     repack_to_tiles(&g->repack, g->q, r->format, &s.args);
     if (formats[r->format].tensor)
-        queue_copy(g->q, host_addr(weights_matrix(r, resident).scale), host_addr(&p->tensor),
+        queue_copy(g->q, host_addr(slot_matrix(r, resident).scale), host_addr(&p->tensor),
                    sizeof p->tensor);
     if (r->format != FORMAT_BF16)
-        queue_copy(g->q, host_addr(weights_input(r, resident)), host_addr(&input), sizeof input);
+        queue_copy(g->q, host_addr(slot_input(r, resident)), host_addr(&input), sizeof input);
 }
 
 void moe_gpu_put(struct moe_gpu *g, size_t i, const struct format_parts *p, float input)
@@ -208,10 +203,10 @@ err_t moe_gpu_unpack(struct moe_gpu *g, void *data, void *scale, float *tensor, 
         if (data) queue_copy(g->q, host_addr(data), g->stage, s.data);
         if (scale) queue_copy(g->q, host_addr(scale), s.scale_at, s.scale);
         if (tensor && formats[f].tensor)
-            queue_copy(g->q, host_addr(tensor), host_addr(weights_matrix(&r, resident).scale),
+            queue_copy(g->q, host_addr(tensor), host_addr(slot_matrix(&r, resident).scale),
                        sizeof *tensor);
         if (input && f != FORMAT_BF16)
-            queue_copy(g->q, host_addr(input), host_addr(weights_input(&r, resident)),
+            queue_copy(g->q, host_addr(input), host_addr(slot_input(&r, resident)),
                        sizeof *input);
     } else {
         g->failed = ERR_NOMEM;
@@ -243,7 +238,7 @@ err_t moe_gpu_input(struct moe_gpu *g, float *out, int which, format_t f, const 
     struct resident r = shape_of(g, which, f);
     *out = NAN;
     return f == FORMAT_BF16 ? OK
-                            : moe_gpu_read(g, out, weights_input(&r, resident), sizeof *out, e);
+                            : moe_gpu_read(g, out, slot_input(&r, resident), sizeof *out, e);
 }
 
 /* --- tables */
@@ -287,7 +282,7 @@ err_t moe_gpu_ready(struct moe_gpu *g, const struct moe_gpu_vectors *v, struct e
     for (size_t i = 0; i < n; i++) {
         int which = (int)(i % MOE_GPU_MATRICES);
         struct resident r = shape_of(g, which, g->f[which]);
-        table[(size_t)which * ne + i / MOE_GPU_MATRICES] = weights_matrix(&r, g->at[i]);
+        table[(size_t)which * ne + i / MOE_GPU_MATRICES] = slot_matrix(&r, g->at[i]);
     }
     void *former = device_enter(g->d);
     queue_copy(g->q, host_addr(g->table), host_addr(table), n * sizeof *table);
