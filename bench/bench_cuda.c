@@ -6,9 +6,9 @@
  * Shape of Qwen3-30B-A3B: 128 experts, top 8, hidden 2048, intermediate 768; uniform random
  * routing.  A graph runs LAYERS pairs with weights and routings of their own (no weight is still in
  * the L2 cache), the time is the median of the replays divided by LAYERS.  The experts of a layer
- * share their content, not their addresses. Then, in BF16 and without --tokens, the dense linears
- * of attention and the head by the same kernels, as one group. Floor: the greater of bytes of the
- * experts touched / 4,390 GB/s and operations / 670 TFLOP/s.
+ * share their content, not their addresses. Then, without --tokens, the dense linears of attention,
+ * the router and the head by the same kernels, as one group (BF16 and NVFP4). Floor: the greater of
+ * bytes of the experts touched / 4,390 GB/s and operations / 670 TFLOP/s.
  */
 #include "backend/backend.h"
 #include "backend/cuda/gemm.h"
@@ -53,6 +53,7 @@ struct bench {
     devptr_t first[LAYERS], src[LAYERS]; /* routing of each layer */
     double experts;                      /* touched, mean over the layers */
     devptr_t gate[LAYERS], up[LAYERS], down[LAYERS]; /* tables of struct gemm_weight */
+    devptr_t linear[32];                             /* the same of dense linears */
     struct region *weights;
     struct record record;
 };
@@ -104,8 +105,8 @@ static size_t make_weights(struct bench *b, devptr_t table[LAYERS], devptr_t at,
     fill_canonical(f, data, n_data, scale, n_scale);
     devptr_t dd = upload(b, data, n_data), ds = upload(b, scale, n_scale + 4),
              dt = upload(b, &one, 4);
-    struct layout_args a = {(void *)(uintptr_t)at, (void *)(uintptr_t)dd, (void *)(uintptr_t)ds, rows,
-                            cols};
+    struct layout_args a = {(void *)(uintptr_t)at, (void *)(uintptr_t)dd, (void *)(uintptr_t)ds,
+                            rows, cols};
     repack_to_tiles(&b->repack, b->q, f, &a);
     struct gemm_weight t[EXPERTS];
     for (int l = 0; l < LAYERS; l++) {
@@ -230,34 +231,59 @@ static void row(struct bench *b, format_t f, int m, double expert_bytes)
     record_end(&b->record);
 }
 
-/* Dense linears, in BF16: copies of their own for each launch of the graph. */
+/* Dense linears: copies of their own for each launch of the graph (routers fit into the L2 cache
+ * all the same).  q, k and v are parts of one. */
+enum { DENSE_COPIES = 32 };
 static const struct dense {
     const char *name;
     uint32_t n, k;
-    int copies;
-    gemm_out_t out;
-} dense[] = {{"qkv", 5120, 2048, 8, GEMM_F32},
-             {"o", 2048, 4096, 8, GEMM_ADD},
-             {"head", 151936, 2048, 2, GEMM_F32}};
+    int copies, parts;
+    uint32_t part[4];
+} dense[] = {{"qkv", 5120, 2048, DENSE_COPIES, 3, {0, 4096, 4608, 5120}},
+             {"o", 2048, 4096, DENSE_COPIES, 1, {0, 2048}},
+             {"router", 128, 2048, DENSE_COPIES, 1, {0, 128}},
+             {"head", 151936, 2048, 2, 1, {0, 151936}}};
 
-static void dense_row(struct bench *b, const struct dense *s, devptr_t out, int m)
+/* Tables of copy l; what the experts left at `at` are random weights. */
+static size_t dense_weights(struct bench *b, const struct dense *s, format_t f)
+{
+    size_t all = 0, bytes;
+    float one = 0.01f;
+    devptr_t scale = upload(b, &one, 4);
+    for (int l = 0; l < s->copies; l++) {
+        struct gemm_weight w[GEMM_PARTS_MAX] = {0};
+        for (int p = 0; p < s->parts; p++) {
+            if (!layout_cuda_bytes(&bytes, f, s->part[p + 1] - s->part[p], s->k)) exit(1);
+            w[p].tiles = (const void *)(uintptr_t)(region_base(b->weights) + all);
+            w[p].scale = (const float *)(uintptr_t)scale;
+            all += bytes;
+        }
+        b->linear[l] = upload(b, w, sizeof w);
+    }
+    return all / (size_t)s->copies;
+}
+
+static void dense_row(struct bench *b, const struct dense *s, format_t f, double bytes,
+                      devptr_t out, int m)
 {
     struct graph *g;
     float ms[REPLAYS];
     queue_capture(b->q);
     for (int l = 0; l < s->copies; l++) {
         struct gemm_args a = {.x = (const void *)(uintptr_t)b->x,
-                              .w = (const struct gemm_weight *)(uintptr_t)b->gate[l],
+                              .w = (const struct gemm_weight *)(uintptr_t)b->linear[l],
                               .out = (void *)(uintptr_t)out,
                               .ldx = (int32_t)s->k,
                               .ldo = (int32_t)s->n,
                               .k = (int32_t)s->k,
                               .n = (int32_t)s->n,
-                              .n_groups = 1,
+                              .n_groups = s->parts,
                               .n_rows = m,
-                              .out_kind = (int32_t)s->out,
+                              .out_kind = GEMM_F32,
                               .prefetch = 1};
-        gemm_launch(&b->gemm, b->q, FORMAT_BF16, &a, m, true);
+        for (int p = 0; p <= s->parts; p++)
+            a.part[p] = (int32_t)s->part[p];
+        gemm_launch(&b->gemm, b->q, f, &a, m, true);
     }
     MUST(queue_capture_end(b->q, &g, &err));
     for (int i = -2; i < REPLAYS; i++) {
@@ -269,36 +295,31 @@ static void dense_row(struct bench *b, const struct dense *s, devptr_t out, int 
     }
     qsort(ms, REPLAYS, sizeof *ms, compare_float);
     graph_free(g);
-    double t = (double)ms[REPLAYS / 2] * 1e3 / s->copies, bytes = 2.0 * s->n * s->k,
-           flops = 2.0 * m * s->n * s->k;
+    double t = (double)ms[REPLAYS / 2] * 1e3 / s->copies, flops = 2.0 * m * s->n * s->k;
     double floor = bytes / READ_BYTES_S * 1e6 > flops / FLOPS_S * 1e6 ? bytes / READ_BYTES_S * 1e6
                                                                       : flops / FLOPS_S * 1e6;
-    printf("%-10s %6d %37.1f %9.1f %6.0f%% %8.0f %8.1f\n", s->name, m, t, floor, 100.0 * floor / t,
-           bytes / t * 1e-3, flops / t * 1e-6);
+    printf("%-10s %-6s %6d %30.1f %9.1f %6.0f%% %8.0f %8.1f\n", formats[f].name, s->name, m, t,
+           floor, 100.0 * floor / t, bytes / t * 1e-3, flops / t * 1e-6);
     fflush(stdout);
     record_begin(&b->record);
     record_text(&b->record, "what", "dense linear"), record_text(&b->record, "linear", s->name);
-    record_text(&b->record, "format", "bf16"), record_num(&b->record, "tokens", m);
+    record_text(&b->record, "format", formats[f].name), record_num(&b->record, "tokens", m);
     record_num(&b->record, "us", t), record_num(&b->record, "floor_us", floor);
     record_end(&b->record);
 }
 
-static void dense_all(struct bench *b)
+/* With the weights of format f that the experts left: the router and the head are BF16. */
+static void dense_all(struct bench *b, format_t f)
 {
-    static const int ms[] = {1, 8, 32, 64, 256, 1209};
+    static const int ms[] = {1, 8, 32, 64, 128, 256, 1209, 8192};
     devptr_t out;
     MUST(device_alloc(&out, b->d, (size_t)151936 * 1209 * 4, &err));
     for (size_t i = 0; i < sizeof dense / sizeof *dense; i++) {
-        size_t tiles;
-        if (!layout_cuda_bytes(&tiles, FORMAT_BF16, dense[i].n, dense[i].k)) exit(1);
-        for (int l = 0; l < dense[i].copies; l++) { /* what the experts left there: random bf16 */
-            struct gemm_weight w = {
-                (const void *)(uintptr_t)(region_base(b->weights) + (size_t)l * tiles), NULL};
-            queue_copy(b->q, b->gate[l], host_addr(&w), sizeof w);
-            MUST(queue_sync(b->q, &err));
-        }
+        if (f != FORMAT_BF16 && dense[i].parts == 1 && dense[i].k == 2048) continue;
+        size_t bytes = dense_weights(b, &dense[i], f);
         for (size_t j = 0; j < sizeof ms / sizeof *ms; j++)
-            dense_row(b, &dense[i], out, ms[j]);
+            if (ms[j] <= 1209 || dense[i].n < 151936)
+                dense_row(b, &dense[i], f, (double)bytes, out, ms[j]);
     }
     device_free(b->d, out);
 }
@@ -357,8 +378,8 @@ int main(int argc, char **argv)
             row(&b, todo[i], n, 3.0 * (double)each);
         }
         mem_free(list);
+        if ((todo[i] == FORMAT_BF16 || todo[i] == FORMAT_NVFP4) && !tokens) dense_all(&b, todo[i]);
     }
-    if (wanted >> FORMAT_BF16 & 1 && !tokens) dense_all(&b);
     record_close(&b.record);
     region_free(b.weights);
     queue_free(b.q);

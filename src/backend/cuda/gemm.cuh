@@ -55,7 +55,20 @@ struct tables {
 struct work {
     int group, m; /* m: which block of weight rows */
     int row, width;
+    int n, col; /* rows of the group's weight, and the column of out where they start */
 };
+
+/* Without `first` groups are parts: other weights, the same rows. */
+__device__ __forceinline__ int weight_rows(const struct gemm_args &a, int group)
+{
+    return a.first ? a.n : a.part[group + 1] - a.part[group];
+}
+
+/* Blocks of `per_tile` panels of a group's weight. */
+__device__ __forceinline__ int blocks_of(const struct gemm_args &a, int group, int per_tile)
+{
+    return (weight_rows(a, group) + TILE_ROWS * per_tile - 1) / (TILE_ROWS * per_tile);
+}
 
 /* A position in the ring of stages, as shared-memory addresses. */
 struct ring {
@@ -79,16 +92,16 @@ __device__ __forceinline__ void ring_next(struct ring *r, uint32_t smem)
 
 /* Rows and tiles before each group, by all threads of the block. */
 template <int NMAX, int THREADS>
-__device__ void tables_fill(struct tables *t, const struct gemm_args &a, int m_tiles)
+__device__ void tables_fill(struct tables *t, const struct gemm_args &a, int per_tile)
 {
     for (int g = threadIdx.x; g <= a.n_groups; g += THREADS)
-        t->first[g] = a.first ? a.first[g] : g ? a.n_rows : 0;
+        t->first[g] = a.first ? a.first[g] : g * a.n_rows;
     __syncthreads();
     if (threadIdx.x >= 32) return;
     int lane = threadIdx.x, before = 0;
     for (int g0 = 0; g0 <= a.n_groups; g0 += 32) {
         int g = g0 + lane, rows = g < a.n_groups ? t->first[g + 1] - t->first[g] : 0;
-        int n = (rows + NMAX - 1) / NMAX * m_tiles, sum = n;
+        int n = rows ? (rows + NMAX - 1) / NMAX * blocks_of(a, g, per_tile) : 0, sum = n;
 #pragma unroll
         for (int d = 1; d < 32; d *= 2) {
             int other = __shfl_up_sync(~0u, sum, d);
@@ -101,10 +114,11 @@ __device__ void tables_fill(struct tables *t, const struct gemm_args &a, int m_t
 
 /* Tile `i` by a whole warp: the last group whose tiles start at or before it. */
 template <int NMAX>
-__device__ __forceinline__ struct work find_work(const struct tables *t, int n_groups, int m_tiles,
-                                                 int i)
+__device__ __forceinline__ struct work find_work(const struct tables *t, const struct gemm_args &a,
+                                                 int per_tile, int i)
 {
     struct work w;
+    int n_groups = a.n_groups;
     int lane = threadIdx.x & 31, step = (n_groups + 31) / 32, at = min(lane * step, n_groups);
     int base = (__popc(__ballot_sync(~0u, lane * step < n_groups && t->tiles[at] <= i)) - 1) * step;
     at = base + lane;
@@ -113,12 +127,14 @@ __device__ __forceinline__ struct work find_work(const struct tables *t, int n_g
                                             t->tiles[min(at, n_groups)] <= i)) -
               1;
     int local = i - t->tiles[w.group], first = t->first[w.group],
-        rows = t->first[w.group + 1] - first;
+        rows = t->first[w.group + 1] - first, m_tiles = blocks_of(a, w.group, per_tile);
     int n_tiles = (rows + NMAX - 1) / NMAX, per = ((rows + n_tiles - 1) / n_tiles + 7) / 8 * 8;
     int j = local / m_tiles;
     w.m = local - j * m_tiles;
-    w.row = first + j * per;
+    w.row = (a.first ? first : 0) + j * per;
     w.width = min(per, rows - j * per);
+    w.n = weight_rows(a, w.group);
+    w.col = a.first ? 0 : a.part[w.group];
     return w;
 }
 
@@ -126,18 +142,19 @@ __device__ __forceinline__ struct work find_work(const struct tables *t, int n_g
 struct place {
     const struct tables *t;
     uint32_t smem, full; /* addresses of the stages and of full[0] */
-    int m_tiles, n_work;
+    int per_tile, n_work; /* panels of a weight that a tile has */
 };
 
 template <typename S>
 __device__ void produce_weights(const struct gemm_args &a, const struct place &at)
 {
     struct ring r = {at.smem, at.full, 1};
-    int blocks = (a.k + TILE_K - 1) / TILE_K, panels = (a.n + TILE_ROWS - 1) / TILE_ROWS;
+    int blocks = (a.k + TILE_K - 1) / TILE_K;
     bool pair = a.out_kind == GEMM_SWIGLU;
     size_t panel_bytes = (size_t)blocks * S::TILE;
     for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
-        struct work w = find_work<S::NMAX>(at.t, a.n_groups, at.m_tiles, i);
+        struct work w = find_work<S::NMAX>(at.t, a, at.per_tile, i);
+        int panels = (w.n + TILE_ROWS - 1) / TILE_ROWS;
         const char *w0 = (const char *)a.w[w.group].tiles,
                    *w1 = pair ? (const char *)a.up[w.group].tiles : w0;
         const char *from[S::PANELS];
@@ -180,7 +197,7 @@ __device__ void produce_rows(const struct gemm_args &a, const struct place &at, 
     for (int q = 0; q < 2; q++)
         offset[q] = lane / 8 * 128 + ((piece ^ ((q + warp) % 2 * 4 + lane / 8)) << 4);
     for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
-        struct work w = find_work<S::NMAX>(at.t, a.n_groups, at.m_tiles, i);
+        struct work w = find_work<S::NMAX>(at.t, a, at.per_tile, i);
         const char *from[QUADS];
         int n_quads = ((w.width + 3) / 4 - warp + G - 1) / G;
 #pragma unroll
@@ -207,6 +224,15 @@ __device__ void produce_rows(const struct gemm_args &a, const struct place &at, 
             ring_next<S>(&r, at.smem);
         }
     }
+}
+
+/* --- gemm_args.next: weights of a later kernel into the L2 cache */
+
+/* Share i of n of `bytes`, a multiple of 16. */
+__device__ __forceinline__ void prefetch_share(const void *from, uint32_t bytes, int i, int n)
+{
+    uint32_t share = (bytes / 16 + n - 1) / n * 16, at = share * i;
+    if (at < bytes) prefetch_l2_bulk((const char *)from + at, min(share, bytes - at));
 }
 
 /* The f32 factor of a row of weights, and the result it gives. */
@@ -303,8 +329,8 @@ __device__ __forceinline__ void store_bf16(const struct gemm_args &a, const floa
                                            const float scale[2], const struct work &w, int col0,
                                            int gap, bool pair)
 {
-    int lane = threadIdx.x & 31, col = col0 + lane % 4 * 2, n = a.n - col;
-    uint16_t *to = (uint16_t *)a.out + (size_t)(w.row + lane / 4) * a.ldo + col;
+    int lane = threadIdx.x & 31, col = col0 + lane % 4 * 2, n = w.n - col;
+    uint16_t *to = (uint16_t *)a.out + (size_t)(w.row + lane / 4) * a.ldo + w.col + col;
     constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
     struct x_scales<N> x_scale;
     if (scaled) x_scales_load(x_scale, a, w, 0, 1);
@@ -337,7 +363,7 @@ __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float
                                           int gap)
 {
     int lane = threadIdx.x & 31, col = col0 + lane / 4;
-    float *to = (float *)a.out + (size_t)(w.row + lane % 4 * 2) * a.ldo + col;
+    float *to = (float *)a.out + (size_t)(w.row + lane % 4 * 2) * a.ldo + w.col + col;
     bool add = a.out_kind == GEMM_ADD;
     constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
     struct x_scales<N> x_scale;
@@ -348,7 +374,7 @@ __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float
         bool ok[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            ok[i] = j * 8 + lane % 4 * 2 + i % 2 < w.width && col + i / 2 * gap < a.n;
+            ok[i] = j * 8 + lane % 4 * 2 + i % 2 < w.width && col + i / 2 * gap < w.n;
             old[i] = add && ok[i] ? to[(i % 2 ? a.ldo : 0) + i / 2 * gap] : 0.0f;
         }
         float2 x = make_float2(1.0f, 1.0f);
@@ -521,8 +547,8 @@ __device__ __forceinline__ void consume(const struct gemm_args &a, const struct 
     for (int mt = 0; mt < S::MT; mt++) {
         int p = first * S::MT + mt, panel = pair ? w.m * S::PAIRS + p : w.m * S::PANELS + p * 2;
         int col = panel * 64 + unit * 8, row = col + lane / 4;
-        float scale[2] = {row_scale<F>(w0, row, a.n, a.scale_rows),
-                          row_scale<F>(w1, pair ? row : row + 64, a.n, a.scale_rows)};
+        float scale[2] = {row_scale<F>(w0, row, w.n, a.scale_rows),
+                          row_scale<F>(w1, pair ? row : row + 64, w.n, a.scale_rows)};
         const float *result = S::CHAINS ? total : acc[mt];
         if (pair || a.out_kind == GEMM_BF16)
             store_bf16<F, N>(a, result, scale, w, col, 64, pair);
@@ -538,7 +564,7 @@ __device__ __forceinline__ void consume_all(const struct gemm_args &a, const str
     typedef shape<F, SIZE> S;
     struct ring r = {at.smem, at.full, 0};
     for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
-        struct work w = find_work<S::NMAX>(at.t, a.n_groups, at.m_tiles, i);
+        struct work w = find_work<S::NMAX>(at.t, a, at.per_tile, i);
 #define TRY(width_max)                             \
     if (w.width <= width_max) {                    \
         consume<F, SIZE, width_max>(a, at, &r, w); \
@@ -562,10 +588,9 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
     typedef shape<F, SIZE> S;
     extern __shared__ __align__(1024) char smem[];
     struct tables *t = (struct tables *)(smem + S::STAGES * S::STAGE);
-    int warp = threadIdx.x >> 5, panels = (a.n + TILE_ROWS - 1) / TILE_ROWS;
-    int per_tile = a.out_kind == GEMM_SWIGLU ? S::PAIRS : S::PANELS;
+    int warp = threadIdx.x >> 5;
     struct place at = {t, smem_addr_once(smem), smem_addr_once(t->full),
-                       (panels + per_tile - 1) / per_tile, 0};
+                       a.out_kind == GEMM_SWIGLU ? S::PAIRS : S::PANELS, 0};
     griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         for (int s = 0; s < S::STAGES; s++) {
@@ -575,7 +600,7 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
         fence_mbarrier_init();
     }
     if (a.first) griddepcontrol_wait();
-    tables_fill<S::NMAX, S::THREADS>(t, a, at.m_tiles);
+    tables_fill<S::NMAX, S::THREADS>(t, a, at.per_tile);
     __syncthreads();
     at.n_work = t->tiles[a.n_groups];
     if (warp < S::CONSUMERS * 4) {
@@ -594,28 +619,18 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
     }
 }
 
-#include "backend/cuda/gemm_strip.cuh"
-
 #define GEMM_KERNEL(F, name, size, SIZE)                                                          \
     extern "C" __global__ void __launch_bounds__(shape<F, SIZE>::THREADS, shape<F, SIZE>::BLOCKS) \
         gemm_##name##_##size(const __grid_constant__ struct gemm_args a)                          \
     {                                                                                             \
         gemm_body<F, SIZE>(a);                                                                    \
     }
-#define GEMM_STRIP_KERNEL(F, name)                                                      \
-    extern "C" __global__ void __launch_bounds__(GEMM_STRIP_THREADS, GEMM_STRIP_BLOCKS) \
-        gemm_##name##_strip(const __grid_constant__ struct gemm_args a)                 \
-    {                                                                                   \
-        strip_body<F, 1>(a);                                                            \
-    }
 #define GEMM_KERNELS(F, name)                 \
-    GEMM_STRIP_KERNEL(F, name)                \
     GEMM_KERNEL(F, name, small, GEMM_SMALL)   \
     GEMM_KERNEL(F, name, medium, GEMM_MEDIUM) \
     GEMM_KERNEL(F, name, large, GEMM_LARGE)
 /* FP8 with block scales: MEDIUM's registers do not hold two sets of accumulators. */
 #define GEMM_KERNELS_CHAINS(F, name)        \
-    GEMM_STRIP_KERNEL(F, name)              \
     GEMM_KERNEL(F, name, small, GEMM_SMALL) \
     GEMM_KERNEL(F, name, large, GEMM_LARGE)
 

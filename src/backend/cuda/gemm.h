@@ -12,10 +12,13 @@
  *
  * The bits of a row do not depend on the other rows, on their number, or on the kernel chosen:
  * every output is one chain of bf16 tensor-core steps of 16 k in ascending order in f32
- * (FP8 with 128 x 128 scales: chains of 128 k, total = fma(chain, scale, total) from 0), then
+ * (FP8 with 128 x 128 scales: chains of 128 k, total = fma(chain, scale, total) from 0).  Of a
+ * dense linear (no `first`, not SWIGLU, no x_scale) that starts anew every gemm_segment(n, k) of k,
+ * and the segments are added in f32 in order: so all multiprocessors can share a product of few
+ * rows.  Then
  *
- *     v = chain * 2^7 (NVFP4) * scale    f32, one rounding a product; scale: the tensor scale (NVFP4,
- *                                        FP8 tensor) or the row's (FP8 channel)
+ *     v = chain * 2^7 (NVFP4) * scale    f32, one rounding a product; scale: the tensor scale
+ *                                        (NVFP4, FP8 tensor) or the row's (FP8 channel)
  *     GEMM_BF16    out = round(v)
  *     GEMM_F32     out = v
  *     GEMM_ADD     out += v                                        f32
@@ -35,6 +38,16 @@
 #include <stdint.h>
 
 #define GEMM_GROUPS_MAX 512
+#define GEMM_PARTS_MAX  4
+
+/* k of a segment of a dense linear with n rows of weights: a multiple of 128; at most
+ * GEMM_SEGMENTS_MAX of them. */
+enum { GEMM_SEGMENTS_MAX = 4 };
+static inline int32_t gemm_segment(int32_t n, int32_t k)
+{
+    int32_t pieces = n <= 256 ? GEMM_SEGMENTS_MAX : k >= 4096 ? 2 : 1;
+    return (k + pieces * 128 - 1) / (pieces * 128) * 128;
+}
 
 typedef enum { GEMM_BF16, GEMM_F32, GEMM_ADD, GEMM_SWIGLU } gemm_out_t;
 
@@ -45,21 +58,35 @@ struct gemm_weight {
                            128)][ceil(k / 128)] */
 };
 
+/* Weights that a later kernel reads: strips fetch them into the L2 cache beside their own work. */
+enum { GEMM_NEXT_MAX = 3 };
+struct gemm_next {
+    const struct gemm_weight *w; /* NULL: nothing */
+    uint32_t bytes;              /* of its tiles; of each group's */
+    int32_t by_group;            /* w[g] for each group g that has rows; else one matrix */
+};
+
 struct gemm_args {
-    const void *x;                /* bf16 [..][ldx], rows 16-byte aligned: ldx a multiple of 8 */
-    const int32_t *src;           /* row of x for each row; NULL: the same */
-    const int32_t *first;         /* [n_groups + 1] device; NULL: one group of n_rows */
+    const void *x;        /* bf16 [..][ldx], rows 16-byte aligned: ldx a multiple of 8 */
+    const int32_t *src;   /* with `first`: row of x for each row; NULL: the same */
+    const int32_t *first; /* [n_groups + 1] device; NULL: every group has the rows 0 .. n_rows */
     const struct gemm_weight *w;  /* [n_groups]; SWIGLU: the gates */
     const struct gemm_weight *up; /* SWIGLU: [n_groups] */
     const float *x_scale;         /* [rows of x] or [rows of x][ceil(k / 128)]; NULL: none */
     void *out;                    /* [rows][ldo], bf16 or f32; bf16: ldo a multiple of 8 */
     int32_t ldx, ldo;
-    int32_t k, n;             /* columns of x, a multiple of 8; rows of a weight */
+    int32_t k, n;             /* columns of x, a multiple of 8; rows of a weight (all parts') */
     int32_t n_groups, n_rows; /* n_rows: without `first` */
     int32_t out_kind;         /* gemm_out_t */
-    int32_t scale_rows;       /* set by gemm_launch: FP8, a scale a row; 0: one */
+    /* Without `first`: several matrices that read the same x, each its own columns of `out`: w[i]
+     * has the rows, and gives the columns, [part[i], part[i + 1]); n is part[n_groups].  GEMM_F32;
+     * of one matrix gemm_launch writes this. */
+    int32_t part[GEMM_PARTS_MAX + 1];
+    int32_t scale_rows; /* set by gemm_launch: FP8, a scale a row; 0: one */
+    int32_t segment;    /* likewise: k of a segment */
     int32_t
         prefetch; /* the weights are not written by the kernel before: may be read before it ends */
+    struct gemm_next next[GEMM_NEXT_MAX];
 };
 
 #ifndef __CUDACC__
@@ -67,8 +94,9 @@ struct gemm_args {
 #include "format/format.h"
 
 /* Kernels for each format by the size of their tiles: 16 rows of weights a warp, then tiles of 128,
- * 256 and 256 rows.  Not every format has all (fn NULL). */
-enum { GEMM_KERNELS_MAX = 4 };
+ * 256 and 256 rows, which have no segments, then of 64 and 128 for dense linears alone.  Not every
+ * format has all (fn NULL). */
+enum { GEMM_KERNELS_MAX = 6 };
 struct gemm_kernels {
     int n_sms;
     struct kernel kernel[FORMAT_COUNT][GEMM_KERNELS_MAX];
@@ -83,7 +111,9 @@ err_t gemm_open(struct gemm_kernels *g, struct device *d, uint32_t formats, stru
  * bits. `programmatic`: as in struct launch. */
 void gemm_launch(const struct gemm_kernels *g, struct queue *q, format_t f,
                  const struct gemm_args *a, int64_t rows, bool programmatic);
-/* The same with kernel `size` (0 .. GEMM_KERNELS_MAX - 1; one that the format has), for tests. */
+/* Whether kernel `size` takes this. */
+bool gemm_takes(const struct gemm_kernels *g, format_t f, const struct gemm_args *a, int size);
+/* The same with kernel `size` (0 .. GEMM_KERNELS_MAX - 1 that takes it), for tests. */
 void gemm_launch_size(const struct gemm_kernels *g, struct queue *q, format_t f,
                       const struct gemm_args *a, int size, bool programmatic);
 #endif

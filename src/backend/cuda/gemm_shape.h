@@ -7,11 +7,20 @@
 #include "backend/cuda/gemm.h"
 
 /* Kernels by size of tile. */
-typedef enum { GEMM_STRIP, GEMM_SMALL, GEMM_MEDIUM, GEMM_LARGE, GEMM_SIZES } gemm_size_t;
+typedef enum {
+    GEMM_STRIP,
+    GEMM_SMALL,
+    GEMM_MEDIUM,
+    GEMM_LARGE,
+    GEMM_PANEL, /* of one panel, and of two: dense linears alone */
+    GEMM_PANELS,
+    GEMM_SIZES
+} gemm_size_t;
 
 enum {
-    GEMM_STRIP_THREADS = 128,
-    GEMM_STRIP_BLOCKS = 2, /* an SM */
+    GEMM_STRIP_THREADS = 128, /* a warp a segment, at least */
+    GEMM_STRIP_BLOCKS = 2,    /* an SM */
+    GEMM_STRIP_COLUMNS = 8,   /* rows of x */
     GEMM_STAGES_MAX = 16,
     GEMM_TABLE_BYTES = 2 * GEMM_STAGES_MAX * 8 + 2 * (GEMM_GROUPS_MAX + 1) * 4 + 8,
     GEMM_SMEM = 228 * 1024 /* of an SM; each block also takes 1 KiB of it */
@@ -74,6 +83,27 @@ GEMM_BOTH int gemm_stages(int size, int stage_bytes)
     return (GEMM_SMEM / gemm_blocks(size) - 1024 - GEMM_TABLE_BYTES) / stage_bytes < GEMM_STAGES_MAX
                ? (GEMM_SMEM / gemm_blocks(size) - 1024 - GEMM_TABLE_BYTES) / stage_bytes
                : GEMM_STAGES_MAX;
+}
+
+/* gemm_panel.cu: panels of a tile, rows of x in it at most, threads, and bytes of the ring. */
+GEMM_BOTH int gemm_panels(int size)
+{
+    return size == GEMM_PANEL ? 1 : 2;
+}
+
+GEMM_BOTH int gemm_panel_columns(bool chains)
+{
+    return chains ? 64 : 128;
+}
+
+GEMM_BOTH int gemm_panel_threads(int size)
+{
+    return gemm_panels(size) * 128 + 128;
+}
+
+GEMM_BOTH int gemm_panel_ring(int size)
+{
+    return (size == GEMM_PANEL ? 112 : 226) * 1024;
 }
 
 #endif

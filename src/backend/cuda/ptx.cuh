@@ -55,6 +55,40 @@ __device__ __forceinline__ uint32_t ld_shared_u16(uint32_t a)
     return v;
 }
 
+__device__ __forceinline__ void st_shared_v4(uint32_t a, const float v[4])
+{
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(v[0]), "f"(v[1]),
+                 "f"(v[2]), "f"(v[3])
+                 : "memory");
+}
+
+/* --- clusters: all threads of all blocks meet, and see each other's shared memory. */
+__device__ __forceinline__ void cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* The address `a` of this block in block `rank`. */
+__device__ __forceinline__ uint32_t cluster_address(uint32_t a, uint32_t rank)
+{
+    uint32_t d;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(rank));
+    return d;
+}
+
+__device__ __forceinline__ void ld_shared_cluster_v4(float v[4], uint32_t a)
+{
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                 : "r"(a)
+                 : "memory");
+}
+
 /* --- programmatic launch: this kernel's successor may start; wait for the predecessor's writes. */
 __device__ __forceinline__ void griddepcontrol_launch_dependents(void)
 {
@@ -163,6 +197,17 @@ __device__ __forceinline__ uint64_t createpolicy_evict_first(void)
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
+}
+
+/* --- into the L2 cache: the line at p; bytes, a multiple of 16 like p. */
+__device__ __forceinline__ void prefetch_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+__device__ __forceinline__ void prefetch_l2_bulk(const void *p, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
 }
 
 /* --- fences and barriers */

@@ -195,7 +195,7 @@ static void oracle_product(float *want, const struct matrix_bytes *m, const uint
     for (size_t n = 0; n < N; n++) {
         oracle_weights(w, &m->p, n);
         for (size_t i = 0; i < X_ROWS; i++)
-            want[i * LDO + n] = oracle_gemm(&m->p, n, w, xs + i * K, K);
+            want[i * LDO + n] = oracle_gemm(&m->p, n, w, xs + i * K, (size_t)gemm_segment(N, K));
     }
     mem_free(xs);
 }
@@ -203,7 +203,8 @@ static void oracle_product(float *want, const struct matrix_bytes *m, const uint
 static err_t check_product(struct run *r, struct selftest_row *row, format_t f, data_t kind,
                            struct err *e)
 {
-    static const char *const sizes[GEMM_KERNELS_MAX] = {"strip", "small", "medium", "large"};
+    static const char *const sizes[GEMM_KERNELS_MAX] = {"strip", "small", "medium",
+                                                        "large", "panel", "panels"};
     enum { OUT = X_ROWS * LDO };
     struct matrix_bytes m;
     err_t rc = OK;
@@ -228,7 +229,7 @@ static err_t check_product(struct run *r, struct selftest_row *row, format_t f, 
                           .out_kind = GEMM_F32};
     for (int size = 0; rc == OK && size < GEMM_KERNELS_MAX; size++) {
         char how[64];
-        if (!r->gemm.kernel[f][size].fn) continue;
+        if (!gemm_takes(&r->gemm, f, &a, size)) continue;
         snprintf(how, sizeof how, "kernel %s, data %s", sizes[size], data_names[kind]);
         queue_fill(r->q, dout, 0xAA, OUT * sizeof *got);
         gemm_launch_size(&r->gemm, r->q, f, &a, size, false);

@@ -1,10 +1,11 @@
+#include "backend/cuda/layout_cuda.h"
 #include "model/cuda/cuda_model.h"
 #include <math.h>
 
-/* out_kind F32, BF16 or ADD of all tokens by one matrix. */
-static void dense(const struct cuda_slice *s, format_t f, const struct gemm_weight *w,
-                  const struct cuda_rows *x, int32_t k, int32_t n, void *out, int32_t ldo,
-                  gemm_out_t kind)
+/* All tokens by one matrix of format f, in f32. */
+static struct gemm_args linear(const struct cuda_slice *s, format_t f, const struct gemm_weight *w,
+                               const struct cuda_rows *x, int32_t k, int32_t n, float *out,
+                               int32_t ldo)
 {
     struct gemm_args g = {.w = w,
                           .out = out,
@@ -14,10 +15,27 @@ static void dense(const struct cuda_slice *s, format_t f, const struct gemm_weig
                           .n = n,
                           .n_groups = 1,
                           .n_rows = s->n,
-                          .out_kind = kind,
+                          .out_kind = GEMM_F32,
                           .prefetch = 1};
     cuda_reads(&g, x, f);
-    gemm_launch(&s->m->gemm, s->m->q, f, &g, s->n, !s->m->plain);
+    return g;
+}
+
+static void launch(const struct cuda_slice *s, format_t f, const struct gemm_args *g)
+{
+    gemm_launch(&s->m->gemm, s->m->q, f, g, s->n, !s->m->plain);
+}
+
+/* Weights [n][k] worth fetching into the L2 cache now; of `groups` matrices each, if not 0. */
+static struct gemm_next next(const struct gemm_weight *w, format_t f, int32_t n, int32_t k,
+                             int32_t groups)
+{
+    size_t bytes;
+    const size_t most = 24u << 20; /* half of the cache */
+    if (!layout_cuda_bytes(&bytes, f, (uint64_t)n, (uint64_t)k) ||
+        bytes > most / (size_t)(groups ? groups : 1))
+        return (struct gemm_next){0};
+    return (struct gemm_next){w, (uint32_t)bytes, groups != 0};
 }
 
 /* The rows [tokens][n] at x for matrices of format f, rounded into `out` where they are. */
@@ -81,10 +99,23 @@ static void project(const struct cuda_slice *s, int32_t layer)
     /* expert_out is free between the norm that adds it and GEMM 2. */
     struct cuda_rows a =
         inputs(s, layer, CUDA_IN_QKV, qkv_format(w), m->a, m->expert_out, c->hidden_size);
-    dense(s, w->q_format, w->q, &a, c->hidden_size, w->one_qkv ? ld : nq, m->qkv, ld, GEMM_F32);
+    struct gemm_args g =
+        linear(s, w->q_format, w->q, &a, c->hidden_size, w->one_qkv ? ld : nq, m->qkv, ld);
+    g.next[0] = next(w->o, w->o_format, c->hidden_size, nq, 0);
+    if (!c->dense[layer])
+        g.next[1] = next(w->router, w->router_format, c->n_experts, c->hidden_size, 0);
+    if (w->one_qkv) {
+        g.n_groups = 3;
+        g.part[1] = nq;
+        g.part[2] = nq + nkv;
+        g.part[3] = ld;
+    }
+    launch(s, w->q_format, &g);
     if (!w->one_qkv) {
-        dense(s, w->k_format, w->k, &a, c->hidden_size, nkv, m->qkv + nq, ld, GEMM_F32);
-        dense(s, w->v_format, w->v, &a, c->hidden_size, nkv, m->qkv + nq + nkv, ld, GEMM_F32);
+        g = linear(s, w->k_format, w->k, &a, c->hidden_size, nkv, m->qkv + nq, ld);
+        launch(s, w->k_format, &g);
+        g = linear(s, w->v_format, w->v, &a, c->hidden_size, nkv, m->qkv + nq + nkv, ld);
+        launch(s, w->v_format, &g);
     }
     struct rope_args r = {
         .qkv = m->qkv,
@@ -109,7 +140,8 @@ static void project(const struct cuda_slice *s, int32_t layer)
     kernels_rope(m->kernels, m->q, &r, s->n, !m->plain);
 }
 
-/* m->att_o = attention of m->att_q: shared prefixes first, then what each list of blocks has left. */
+/* m->att_o = attention of m->att_q: shared prefixes first, then what each list of blocks has left.
+ */
 static void attend(const struct cuda_slice *s, int32_t layer)
 {
     struct cuda_model *m = s->m;
@@ -155,7 +187,9 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
     attend(s, layer);
     int32_t nq = m->c.n_heads * m->c.head_dim;
     struct cuda_rows o = inputs(s, layer, CUDA_IN_O, w->o_format, m->att_o, m->att_o, nq);
-    dense(s, w->o_format, w->o, &o, nq, m->c.hidden_size, m->y, m->c.hidden_size, GEMM_F32);
+    struct gemm_args g =
+        linear(s, w->o_format, w->o, &o, nq, m->c.hidden_size, m->y, m->c.hidden_size);
+    launch(s, w->o_format, &g);
 }
 
 /* Experts of the tokens, and the plan of their rows. */
@@ -165,8 +199,9 @@ static void route(const struct cuda_slice *s, int32_t layer, const struct layer_
     const struct config *c = &m->c;
     struct cuda_rows a =
         inputs(s, layer, CUDA_IN_ROUTER, w->router_format, m->a, m->expert_out, c->hidden_size);
-    dense(s, w->router_format, w->router, &a, c->hidden_size, c->n_experts, m->router, c->n_experts,
-          GEMM_F32);
+    struct gemm_args g = linear(s, w->router_format, w->router, &a, c->hidden_size, c->n_experts,
+                                m->router, c->n_experts);
+    launch(s, w->router_format, &g);
     struct route_args r = {
         .logits = m->router,
         .seq = m->dev.seq,
@@ -203,6 +238,8 @@ static void experts(const struct cuda_slice *s, int32_t layer, const struct laye
         .n = c->moe_intermediate_size,
         .n_groups = c->n_experts,
         .out_kind = GEMM_SWIGLU,
+        .next[0] = next(w->down, w->down_format, c->hidden_size, c->moe_intermediate_size,
+                        rows < c->n_experts ? (int32_t)rows : c->n_experts),
     };
     cuda_reads(&up, &a, w->gate_format);
     gemm_launch(&m->gemm, m->q, w->gate_format, &up, rows, !m->plain);
@@ -222,6 +259,12 @@ static void experts(const struct cuda_slice *s, int32_t layer, const struct laye
         .out_kind = GEMM_BF16,
     };
     cuda_reads(&down, &h, w->down_format);
+    if (layer + 1 < c->n_layers) {
+        int32_t nq = c->n_heads * c->head_dim, nkv = c->n_kv_heads * c->head_dim;
+        down.next[0] = next(w[1].q, w[1].q_format, nq, c->hidden_size, 0);
+        down.next[1] = next(w[1].k, w[1].k_format, nkv, c->hidden_size, 0);
+        down.next[2] = next(w[1].v, w[1].v_format, nkv, c->hidden_size, 0);
+    }
     gemm_launch(&m->gemm, m->q, w->down_format, &down, rows, !m->plain);
 }
 
@@ -248,8 +291,9 @@ static void dense_mlp(const struct cuda_slice *s, int32_t layer, const struct la
     gemm_launch(&m->gemm, m->q, w->gate_format, &up, s->n, !m->plain);
     struct cuda_rows h =
         inputs(s, layer, CUDA_IN_DOWN, w->down_format, m->h, m->h, c->intermediate_size);
-    dense(s, w->down_format, w->down, &h, c->intermediate_size, c->hidden_size, m->y,
-          c->hidden_size, GEMM_F32);
+    struct gemm_args g = linear(s, w->down_format, w->down, &h, c->intermediate_size,
+                                c->hidden_size, m->y, c->hidden_size);
+    launch(s, w->down_format, &g);
 }
 
 static norm_source_t after_mlp(const struct config *c, int32_t layer)
@@ -326,17 +370,9 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
     struct cuda_rows x =
         cuda_round(s, c->n_layers * CUDA_INPUTS, m->head_format,
                    (struct round_args){.x = m->a, .out = m->a, .n = c->hidden_size}, n);
-    struct gemm_args g = {.w = m->head,
-                          .out = m->logits,
-                          .ldx = c->hidden_size,
-                          .ldo = m->ld_logits,
-                          .k = c->hidden_size,
-                          .n = c->vocab_size,
-                          .n_groups = 1,
-                          .n_rows = n,
-                          .out_kind = GEMM_F32,
-                          .prefetch = 1};
-    cuda_reads(&g, &x, m->head_format);
+    struct gemm_args g = linear(s, m->head_format, m->head, &x, c->hidden_size, c->vocab_size,
+                                m->logits, m->ld_logits);
+    g.n_rows = n;
     gemm_launch(&m->gemm, m->q, m->head_format, &g, n, !m->plain);
     if (!sample) return;
     struct sample_args p = {.logits = m->logits,

@@ -125,23 +125,6 @@ static void add(struct tables *t, const struct gemm_weight **out, format_t *f, s
     }
 }
 
-/* Whole panels of BF16, without scales, of neighbouring slots: the store leaves no gap between
- * them. */
-static bool one_matrix(const struct cuda_model *m, size_t first, int n)
-{
-    const char *at = NULL;
-    for (int i = 0; i < n; i++) {
-        const struct resident *r = &store_spec(m->store, first + (size_t)i)->shape;
-        const char *here = store_ptr(m->store, first + (size_t)i);
-        size_t bytes;
-        if (r->format != FORMAT_BF16 || r->rows % TILE_ROWS || (at && here != at) ||
-            !layout_cuda_bytes(&bytes, r->format, r->rows, r->cols))
-            return false;
-        at = here + bytes;
-    }
-    return true;
-}
-
 static void add_layer(struct tables *t, int32_t layer)
 {
     struct layer_weights *w = &t->m->layers[layer];
@@ -149,13 +132,12 @@ static void add_layer(struct tables *t, int32_t layer)
     bool dense = c->dense[layer];
     tensors_layer(&w->slots, c, layer);
     w->k_scale = w->v_scale = 1.0f;
-    w->one_qkv = w->slots.k == w->slots.q + 1 && w->slots.v == w->slots.q + 2 &&
-                 one_matrix(t->m, w->slots.q, 3);
     size_t gate = dense ? w->slots.gate : w->slots.expert0;
     int32_t n = dense ? 1 : c->n_experts;
     add(t, &w->q, &w->q_format, w->slots.q, 1, 1);
     add(t, &w->k, &w->k_format, w->slots.k, 1, 1);
     add(t, &w->v, &w->v_format, w->slots.v, 1, 1);
+    w->one_qkv = w->k_format == w->q_format && w->v_format == w->q_format;
     add(t, &w->o, &w->o_format, w->slots.o, 1, 1);
     if (!dense) add(t, &w->router, &w->router_format, w->slots.router, 1, 1);
     add(t, &w->gate, &w->gate_format, gate + MLP_GATE, MLP_SLOTS, n);

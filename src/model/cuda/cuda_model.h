@@ -46,9 +46,9 @@ enum {
 /* Tables of gemm_weight in device memory, one layer's. */
 struct layer_weights {
     struct layer_slots slots;
-    const struct gemm_weight *q, *k, *v, *o, *router, *gate, *up, *down;
+    const struct gemm_weight *q, *k, *v, *o, *router, *gate, *up, *down; /* v behind k behind q */
     float k_scale, v_scale; /* 1 with a BF16 cache */
-    bool one_qkv;           /* q, k and v lie one behind the other, as one matrix */
+    bool one_qkv;           /* q, k and v have one format: one launch */
     format_t q_format, k_format, v_format, o_format, router_format, gate_format, up_format,
         down_format;
 };
