@@ -64,6 +64,7 @@ static void staged_reads_back(struct gpu_store *g, const struct gpu_store *host,
             uint8_t *x = mem_alloc(rows * row), *y = mem_alloc(rows * row);
             store_get(host->s, x, i, p, 0, rows);
             store_put(g->s, arena, i, p, 0, rows, x);
+            MUST(store_check(g->s, &must_e)); /* puts are done */
             store_get_from(g->s, arena, y, i, p, 0, rows);
             if (memcmp(x, y, rows * row) != 0)
                 fail_msg("%s: %s, part %d", what, g->specs[i].name, (int)p);

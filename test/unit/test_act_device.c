@@ -61,7 +61,7 @@ static void open_world(struct world *w, const char *name)
     read_ids(w->ids, name);
     test_device_open(&w->t);
     w->pool = pool_new(2);
-    if (folder_store(&w->host, &w->c, dir, FORMAT_COUNT, &e) != OK ||
+    if (folder_store_in(&w->host, &w->c, dir, FORMAT_COUNT, memory_host, &e) != OK ||
         folder_store_in(&w->device, &w->c, dir, FORMAT_COUNT, w->t.memory, &e) != OK)
         fail_msg("%s", e.msg);
     for (int32_t i = 0; i < PAGES; i++)

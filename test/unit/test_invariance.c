@@ -203,6 +203,7 @@ static void fp8_kv(void **state)
         g->t.memory.ops->put(g->t.memory.ctx, (void *)(uintptr_t)store_ptr(g->store, l.kv_scale),
                              &store_spec(g->store, l.kv_scale)->shape, PART_DATA, 0, 1, scale);
     }
+    store_flush(g->store);
     model_free(m);
     m = fp8_model(g, 8 * PAGES, KV_E4M3); /* a model on a GPU reads the scales once an epoch */
     run(m, FP8_LEN, FP8_LEN, 0, 0, &scaled);

@@ -216,6 +216,7 @@ __device__ __forceinline__ void plan_sets(const struct route_args &a, const stru
     int step = s.room * 32;
     uint32_t n = 0;
     for (int first = 0; first < a.n_tokens; first += step) {
+        if (first) __syncthreads(); /* the words before are counted */
         fill_words(a, s, first);
         n = count_words(a, s, n);
     }
