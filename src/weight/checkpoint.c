@@ -265,7 +265,11 @@ static err_t check_settled(const char *dir, struct err *e)
 struct early {
     const char *dir, *index; /* index: NULL if there is none */
     struct names names;
-    struct st_file *files; /* those with a path are open */
+    struct opened {
+        struct st_file file;
+        err_t rc; /* OK: open, until it is taken */
+        struct err error;
+    } * files;
     json_t *root, *map;
     err_t index_rc;
     struct err index_error;
@@ -274,50 +278,60 @@ struct early {
 static void open_early(void *arg, int i)
 {
     struct early *y = arg;
-    struct err e = {0};
     struct buf p = {0};
     if (i == 0) {
         if (y->index) y->index_rc = index_read(&y->root, &y->map, y->index, &y->index_error);
         return;
     }
-    if (!buf_printf(&p, "%s/%s", y->dir, y->names.v[i - 1]) ||
-        st_open(&y->files[i - 1], p.data, &e) != OK)
-        y->files[i - 1] = (struct st_file){.fd = -1}; /* asked again if it is wanted */
+    struct opened *o = &y->files[i - 1];
+    const char *name = y->names.v[i - 1];
+    o->rc = buf_printf(&p, "%s/%s", y->dir, name)
+                ? st_open(&o->file, p.data, &o->error)
+                : err_set(&o->error, ERR_NOMEM, "%s: no memory for the path", name);
     buf_release(&p);
 }
 
-static void early_run(struct early *y)
+/* A folder that cannot be listed, or has none of these files, is for others to complain about. */
+static err_t early_run(struct early *y, struct err *e)
 {
     enum { THREADS = 8 };
-    struct err e = {0};
-    if (glob_files(&y->names, y->dir, &e) != OK ||
-        !(y->files = mem_try_array(y->names.n, sizeof y->files[0])))
-        names_free(&y->names);
-    if (y->names.n > 1) qsort(y->names.v, y->names.n, sizeof y->names.v[0], by_string);
+    err_t rc = glob_files(&y->names, y->dir, e);
+    if (rc == OK && !(y->files = mem_try_array(y->names.n, sizeof y->files[0])))
+        rc = err_set(e, ERR_NOMEM, "no memory for %zu files", y->names.n);
+    if (rc != OK) names_free(&y->names);
+    if (rc == ERR_NOMEM) return rc;
     size_t n = y->names.n + 1;
     struct pool *pool = pool_new(n < THREADS ? (int)n : THREADS);
     pool_run(pool, open_early, y, (int)n);
     pool_free(pool);
+    return OK;
 }
 
 static void early_free(struct early *y)
 {
     for (size_t i = 0; i < y->names.n; i++)
-        st_close(&y->files[i]);
+        if (y->files[i].rc == OK) st_close(&y->files[i].file);
     mem_free(y->files);
     names_free(&y->names);
     json_decref(y->root);
 }
 
-static bool early_take(struct st_file *out, struct early *y, const char *name)
+static err_t open_file(struct st_file *out, struct early *y, const char *name, struct err *e)
 {
+    struct buf p = {0};
     for (size_t i = 0; i < y->names.n; i++) {
-        if (strcmp(y->names.v[i], name) != 0 || !y->files[i].path) continue;
-        *out = y->files[i];
-        y->files[i] = (struct st_file){.fd = -1};
-        return true;
+        struct opened *o = &y->files[i];
+        if (strcmp(y->names.v[i], name) != 0) continue;
+        if (o->rc != OK) return err_set(e, o->rc, "%s", o->error.msg);
+        *out = o->file;
+        o->file = (struct st_file){.fd = -1};
+        return OK;
     }
-    return false;
+    err_t rc = buf_printf(&p, "%s/%s", y->dir, name)
+                   ? st_open(out, p.data, e)
+                   : err_set(e, ERR_NOMEM, "%s: no memory for the path", name);
+    buf_release(&p);
+    return rc;
 }
 
 static err_t open_files(struct checkpoint *c, const struct names *s, struct early *y, struct err *e)
@@ -325,14 +339,7 @@ static err_t open_files(struct checkpoint *c, const struct names *s, struct earl
     c->files = mem_try_array(s->n, sizeof c->files[0]);
     if (c->files == NULL) return err_set(e, ERR_NOMEM, "no memory for %zu files", s->n);
     for (size_t i = 0; i < s->n; i++) {
-        struct buf p = {0};
-        err_t rc = OK;
-        if (!early_take(&c->files[i], y, s->v[i])) {
-            if (!buf_printf(&p, "%s/%s", c->dir, s->v[i]))
-                return err_set(e, ERR_NOMEM, "%s: no memory for the path", s->v[i]);
-            rc = st_open(&c->files[i], p.data, e);
-            buf_release(&p);
-        }
+        err_t rc = open_file(&c->files[i], y, s->v[i], e);
         if (rc != OK) return rc;
         c->n_files = i + 1;
     }
@@ -391,8 +398,8 @@ static err_t open_all(struct checkpoint *c, struct names *files, struct early *y
     err_t rc = check_settled(c->dir, e);
     if (rc == OK) {
         if (file_exists(path.data)) y->index = path.data;
-        early_run(y);
-        if (y->index_rc != OK) rc = err_set(e, y->index_rc, "%s", y->index_error.msg);
+        rc = early_run(y, e);
+        if (rc == OK && y->index_rc != OK) rc = err_set(e, y->index_rc, "%s", y->index_error.msg);
     }
     if (rc == OK && y->index) {
         rc = index_files(files, y->map, path.data, e);
