@@ -87,6 +87,13 @@ struct setup {
     int32_t *pos, *tables;
 };
 
+static int by_keys(const void *a, const void *b, void *pos)
+{
+    const struct attn_block *x = a, *y = b;
+    const int32_t *p = pos;
+    return p[x->token + x->n - 1] - p[y->token + y->n - 1];
+}
+
 static void setup_new(struct setup *s, const struct bench *b, int32_t most, int32_t most_shared)
 {
     *s = (struct setup){.n_tokens = b->seqs * b->tokens,
@@ -115,6 +122,8 @@ static void setup_new(struct setup *s, const struct bench *b, int32_t most, int3
         for (int32_t t = 0; t < b->tokens; t++)
             s->pos[i * b->tokens + t] = b->context - b->tokens + t;
     }
+    if (b->kind == ATTN_PREFILL) /* as a step lays them: in the order of their keys */
+        qsort_r(s->blocks, (size_t)s->n_blocks, sizeof *s->blocks, by_keys, s->pos);
 }
 
 static int by_value(const void *a, const void *b)
@@ -194,14 +203,12 @@ static void run(struct rig *r, const struct bench *b)
                       alloc(r, (size_t)s.n_tokens * HEADS * 8),
                       upload(r, s.shared, (size_t)s.n_shared * sizeof *s.shared),
                       alloc(r, ((size_t)s.n_shared + 1) * sizeof(struct attn_span))};
-    struct attn_plan_args p = {(const struct attn_block *)dev[3],
-                               (const int32_t *)dev[4],
-                               (struct attn_span *)dev[5],
-                               s.n_blocks,
-                               KV_HEADS,
-                               0,
-                               0,
-                               ATTN_CHUNK};
+    struct attn_plan_args p = {.blocks = (const struct attn_block *)dev[3],
+                               .pos = (const int32_t *)dev[4],
+                               .spans = (struct attn_span *)dev[5],
+                               .n_blocks = s.n_blocks,
+                               .n_kv_heads = KV_HEADS,
+                               .first_chunk = ATTN_CHUNK};
     struct attn_args a = {.q = (const uint16_t *)dev[0],
                           .out = (uint16_t *)dev[1],
                           .tables = (const int32_t *)dev[2],

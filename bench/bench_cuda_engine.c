@@ -1,12 +1,14 @@
 /*
  * bench_cuda_engine.c - decode through the engine on a GPU, the host a step behind and not.
  *
- *     build/bench/bench_cuda_engine [FORMAT] [LAYERS] [MODE] [BATCH]      nvfp4, 48, both (or on, off), all
+ *     build/bench/bench_cuda_engine [FORMAT] [LAYERS] [MODE] [BATCH]
+ *                                    nvfp4     48     both, on or off    all of the table
  *
- * Qwen3-30B-A3B's shape with random weights.  Times are of steps in which every request of a batch decodes:
- * *host* is what passes from the end of a step's collection to the end of the next submission, the engine's own
- * work and the launches; *wait* what the host then waits for the device.  Without overlap the device idles for the
- * host's time; with it only if there is no wait.  Ids of both must be the same.
+ * Qwen3-30B-A3B's shape with random weights.  Times are of steps in which every request of a batch
+ * decodes: *host* is what passes from the end of a step's collection to the end of the next
+ * submission, the engine's own work and the launches; *wait* what the host then waits for the
+ * device.  Without overlap the device idles for the host's time; with it only if there is no wait.
+ * Ids of both must be the same.
  */
 #include "backend/cuda/device.h"
 #include "base/clock.h"
@@ -27,14 +29,17 @@ struct load {
     int shared, prompt; /* tokens that all prompts begin with; tokens of a prompt */
     int n_new;
 };
-static const struct load loads[] = {
-    {1, 0, 32, 128}, {8, 0, 32, 128}, {64, 0, 32, 128}, {256, 0, 32, 128}, {MAX_BATCH, 1424, 1520, 48}};
+static const struct load loads[] = {{1, 0, 32, 128},
+                                    {8, 0, 32, 128},
+                                    {64, 0, 32, 128},
+                                    {256, 0, 32, 128},
+                                    {MAX_BATCH, 1424, 1520, 48}};
 
 /* A model that notes where the engine's thread spends its time. */
 struct timed {
     struct model base;
     struct model *inner;
-    double last;             /* when it last came back from a collection */
+    double last;               /* when it last came back from a collection */
     double host, wait, submit; /* seconds, of n steps */
     int n, batch;
 };
@@ -116,7 +121,8 @@ static struct request *request(const struct load *l, int i)
     snprintf(r->rid, sizeof r->rid, "r%d", i);
     r->prompt = mem_alloc((size_t)l->prompt * sizeof(int32_t));
     for (int k = 0; k < l->prompt; k++)
-        r->prompt[k] = (int32_t)((uint32_t)((k < l->shared ? 0 : i * 7919) + k * 104729 + 12345) * 2654435761u % 151000u);
+        r->prompt[k] = (int32_t)((uint32_t)((k < l->shared ? 0 : i * 7919) + k * 104729 + 12345) *
+                                 2654435761u % 151000u);
     r->n_prompt = l->prompt;
     r->max_new_tokens = l->n_new;
     r->ignore_eos = true;
@@ -135,8 +141,8 @@ static void wait_for(struct request *r)
 }
 
 /* `ids` [batch][MAX_NEW]: filled, or compared.  Not warm: a first pass captures the graphs. */
-static void run(struct timed *t, const struct engine_options *o, const struct load *l, int32_t *ids, bool warm,
-                bool compare)
+static void run(struct timed *t, const struct engine_options *o, const struct load *l, int32_t *ids,
+                bool warm, bool compare)
 {
     struct request *r[MAX_BATCH];
     struct engine *en;
@@ -151,7 +157,9 @@ static void run(struct timed *t, const struct engine_options *o, const struct lo
         for (int i = 0; i < l->batch; i++) {
             wait_for(r[i]);
             if (pass == 1 && compare && memcmp(ids + i * MAX_NEW, r[i]->output_ids, bytes) != 0)
-                fprintf(stderr, "batch %d, request %d: other ids than without overlap\n", l->batch, i), exit(1);
+                fprintf(stderr, "batch %d, request %d: other ids than without overlap\n", l->batch,
+                        i),
+                    exit(1);
             if (pass == 1 && !compare) memcpy(ids + i * MAX_NEW, r[i]->output_ids, bytes);
         }
         engine_stop(en, 0);
@@ -159,10 +167,11 @@ static void run(struct timed *t, const struct engine_options *o, const struct lo
             request_unref(r[i]);
         double n = t->n ? t->n : 1, s = (t->host + t->wait) / n;
         if (pass == 1)
-            printf("batch %4d, overlap %-3s: %8.0f tok/s, %7.3f ms a step; host %6.1f us (submit %5.1f), wait %7.1f us; "
+            printf("batch %4d, overlap %-3s: %8.0f tok/s, %7.3f ms a step; host %6.1f us (submit "
+                   "%5.1f), wait %7.1f us; "
                    "%d steps\n",
-                   l->batch, o->overlap == OVERLAP_OFF ? "off" : "on", l->batch / s, s * 1e3, t->host / n * 1e6,
-                   t->submit / n * 1e6, t->wait / n * 1e6, t->n);
+                   l->batch, o->overlap == OVERLAP_OFF ? "off" : "on", l->batch / s, s * 1e3,
+                   t->host / n * 1e6, t->submit / n * 1e6, t->wait / n * 1e6, t->n);
         fflush(stdout);
     }
 }

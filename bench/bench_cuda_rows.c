@@ -3,7 +3,7 @@
  *
  *     build/bench/bench_cuda_rows [--json FILE]
  *
- * us a launch (sampling: its four kernels) at 1 to 8,192 rows: a graph of LAUNCHES programmatic
+ * us a launch (sampling: its three kernels) at 1 to 8,192 rows: a graph of LAUNCHES programmatic
  * launches over the same buffers, median of its replays.  Up to some 1,000 rows the buffers lie in
  * the L2 cache, as they do in a step; the logits of sampling do not beyond 64 rows.
  */
@@ -218,20 +218,22 @@ static void bench_sample(const char *name, struct sample_spec spec)
         specs[i] = spec;
         specs[i].seed = noise();
     }
-    size_t rows = SAMPLE_ROWS_MAX, parts = rows * (size_t)kernels_sample_parts(k);
+    size_t rows = SAMPLE_ROWS_MAX;
     devptr_t dev[] = {random_numbers(rows * VOCAB, 6.0f, false),
                       upload(specs, rows * sizeof *specs),
                       upload(NULL, rows * sizeof(struct sample_result)),
-                      upload(NULL, parts * sizeof(struct sample_part)),
+                      upload(NULL, rows * sizeof(struct sample_state)),
+                      upload(NULL, rows * SAMPLE_ORDER * 8),
                       upload(NULL, rows * 8),
                       upload(NULL, rows * VOCAB * 4)};
     struct sample_args a = {.logits = (float *)dev[0],
                             .ld = VOCAB,
                             .specs = (const struct sample_spec *)dev[1],
                             .out = (struct sample_result *)dev[2],
-                            .parts = (struct sample_part *)dev[3],
-                            .lowered = (int32_t *)dev[4],
-                            .counts = (uint32_t *)dev[5],
+                            .states = (struct sample_state *)dev[3],
+                            .order = (uint64_t *)dev[4],
+                            .lowered = (int32_t *)dev[5],
+                            .counts = (uint32_t *)dev[6],
                             .vocab = VOCAB};
     line(name, launch_sample, &a, SAMPLE_ROWS_MAX);
     for (size_t i = 0; i < sizeof dev / sizeof dev[0]; i++)

@@ -43,11 +43,14 @@ def options():
     p.add_argument("--group", type=int, default=8, help="answers to a problem")
     p.add_argument("--minibatches", type=int, default=4, help="optimizer steps a step")
     p.add_argument("--most", type=int, default=160, help="new tokens of an answer")
-    p.add_argument("--temperature", type=float, default=0.6, help="of the answers, in both programs")
-    p.add_argument("--lr", type=float, default=5e-5)
-    p.add_argument("--warmup", type=int, default=4, help="optimizer steps until the learning rate is whole")
+    p.add_argument("--temperature", type=float, default=0.8, help="of the answers, in both programs")
+    p.add_argument("--lr", type=float, default=6e-5)
+    p.add_argument("--beta2", type=float, default=0.95, help="Adam's, of the squared gradients")
+    p.add_argument("--frozen", nargs="*", default=["embed", "head", "gate"], metavar="NAME",
+                   help="parameters that stay")
+    p.add_argument("--warmup", type=int, default=8, help="optimizer steps until the learning rate is whole")
     p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.28), help="below and above 1")
-    p.add_argument("--average", type=float, default=0.97, help="decay an optimizer step of the average that is evaluated")
+    p.add_argument("--average", type=float, default=0.98, help="decay an optimizer step of the average that is evaluated")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--eval-every", type=int, default=20, help="steps; also before the first and after the last")
     p.add_argument("--questions", type=int, default=1209, help="held-out questions of an evaluation")
@@ -91,7 +94,10 @@ class Trainer:
         self.o, self.client = o, client
         self.model = Model.load(o.model)
         self.model.rounded = True
-        self.adam = torch.optim.Adam(self.model.parameters(), lr=o.lr, betas=(0.9, 0.95), eps=1e-7)
+        for name, p in self.model.named_parameters():
+            p.requires_grad_(not any(word in name.split(".") for word in o.frozen))
+        learned = [p for p in self.model.parameters() if p.requires_grad]
+        self.adam = torch.optim.Adam(learned, lr=o.lr, betas=(0.9, o.beta2), eps=1e-7)
         self.updates = 0
         self.average = copy.deepcopy(self.model)
 

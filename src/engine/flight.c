@@ -85,8 +85,8 @@ static void add_row(struct flight *f, int32_t token, struct sample_input in, int
     f->row_pos[i] = score_pos;
 }
 
-/* The row that draws the next id.  With an id ahead the host does not know the last one: no part of the row may
- * depend on it (step.c, may_follow). */
+/* The row that draws the next id.  With an id ahead the host does not know the last one: no part of
+ * the row may depend on it (step.c, may_follow). */
 static void add_draw(struct flight *f, struct seq *q, int32_t token)
 {
     const struct request *r = q->r;
@@ -123,8 +123,9 @@ void flight_add(struct flight *f, struct seq *q)
         f->forced[t] = p < r->n_forced ? r->forced + (size_t)p * experts_row(f->c) : NULL;
         if (f->forced[t]) st->forced = f->forced;
         if (p + 1 < q->n_prompt && p + 1 >= q->next_score)
-            add_row(f, t, (struct sample_input){.target = q->ids[p + 1], .n_top = r->n_top,
-                                            .n_of = r->n_of, .of = r->of},
+            add_row(f, t,
+                    (struct sample_input){
+                        .target = q->ids[p + 1], .n_top = r->n_top, .n_of = r->n_of, .of = r->of},
                     p + 1);
         else if (p + 1 == n_ids && q->max_new > 0)
             add_draw(f, q, t);

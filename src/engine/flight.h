@@ -1,5 +1,6 @@
 /*
- * flight.h - a step from its layout until it is collected: the batch, who is in it, what comes of it.
+ * flight.h - a step from its layout until it is collected: the batch, who is in it, what comes of
+ * it.
  *
  *     flight_new(&f, options, e);
  *     flight_reserve(&f, sched); flight_begin(&f, experts);
@@ -7,12 +8,13 @@
  *     model_submit(m, &f.st); ...; model_collect(m, &f.st, e);
  *     for (s ...) f.places[s]                    // its rows and tokens lie one after the other
  *
- * The engine has two: the next step is laid out and submitted while the last one computes.  By flight_add a
- * sequence moves on (`computed`, `ahead`), so it can be planned again before its token is known: the input id is
- * then given as the row that draws it.
+ * The engine has two: the next step is laid out and submitted while the last one computes.  By
+ * flight_add a sequence moves on (`computed`, `ahead`), so it can be planned again before its token
+ * is known: the input id is then given as the row that draws it.
  *
- * A sequence that ends while a step is in flight leaves it (flight_leave): what the step computes of it, one token
- * too many, is dropped.  Its pages go back at once: whatever is done with them comes after that step (model.h).
+ * A sequence that ends while a step is in flight leaves it (flight_leave): what the step computes
+ * of it, one token too many, is dropped.  Its pages go back at once: whatever is done with them
+ * comes after that step (model.h).
  */
 #ifndef ENGINE_FLIGHT_H
 #define ENGINE_FLIGHT_H
@@ -36,7 +38,7 @@ struct flight {
     struct step_row *rows;
     struct sample_input *in;
     struct sample_output *out;
-    int32_t *row_pos; /* prompt position that the row scores; -1: it samples */
+    int32_t *row_pos;      /* prompt position that the row scores; -1: it samples */
     struct step_seq *seqs; /* [max_running] */
     int32_t *barred;       /* of all rows; grows */
     int32_t n_barred, cap_barred;

@@ -1,4 +1,5 @@
-/* step.c - the step loop's turn: admit, plan, submit the next step, collect the last one, hand out what came of it. */
+/* step.c - the step loop's turn: admit, plan, submit the next step, collect the last one, hand out
+ * what came of it. */
 #include "engine/internal.h"
 
 #include "base/clock.h"
@@ -8,7 +9,8 @@
 #include <unistd.h>
 
 /* Returns false if the sequence ended. */
-static bool take_row(struct engine *e, struct seq *q, const struct sample_output *o, int32_t score_pos)
+static bool take_row(struct engine *e, struct seq *q, const struct sample_output *o,
+                     int32_t score_pos)
 {
     char text[256];
     if (!o->finite) {
@@ -32,7 +34,8 @@ static bool take_row(struct engine *e, struct seq *q, const struct sample_output
     if (q->r->n_output == 0) q->r->t_first = clock_ns();
     pthread_mutex_unlock(&q->r->lock);
     finish_t f = FINISH_ABORT; /* without memory */
-    if (output_version(q, store_epoch(e->o.store) + e->labels, e->weight_version)) f = output_token(q, o, e->o.config);
+    if (output_version(q, store_epoch(e->o.store) + e->labels, e->weight_version))
+        f = output_token(q, o, e->o.config);
     q->drew = true;
     q->ahead--;
     e->output_tokens++;
@@ -43,8 +46,10 @@ static bool take_row(struct engine *e, struct seq *q, const struct sample_output
     return false;
 }
 
-/* Experts of a sequence's tokens in the step, of which `token` is the first: beside their K and V, and counted. */
-static void keep_experts(struct engine *e, const struct flight *f, const struct seq *q, int32_t token, int32_t n)
+/* Experts of a sequence's tokens in the step, of which `token` is the first: beside their K and V,
+ * and counted. */
+static void keep_experts(struct engine *e, const struct flight *f, const struct seq *q,
+                         int32_t token, int32_t n)
 {
     size_t row = (size_t)e->o.config->n_layers * (size_t)e->o.config->top_k;
     if (!f->st.experts) return;
@@ -57,7 +62,8 @@ static void keep_experts(struct engine *e, const struct flight *f, const struct 
 }
 
 /* One sequence's part of a collected step, from its first token and row on. */
-static void hand_to(struct engine *e, const struct flight *f, const struct place *p, int32_t token, int32_t row)
+static void hand_to(struct engine *e, const struct flight *f, const struct place *p, int32_t token,
+                    int32_t row)
 {
     struct seq *q = p->q;
     int32_t before = q->r->n_output;
@@ -72,7 +78,8 @@ static void hand_to(struct engine *e, const struct flight *f, const struct place
             q->r->prompt_done = true; /* nothing to score; else output_score sets it */
         pthread_mutex_unlock(&q->r->lock);
     }
-    for (int32_t i = row; i < row + p->n_rows; i++) finite = finite && f->out[i].finite;
+    for (int32_t i = row; i < row + p->n_rows; i++)
+        finite = finite && f->out[i].finite;
     if (first && finite) sched_share(&e->s, q);
     for (int32_t i = row; i < row + p->n_rows && alive; i++)
         alive = take_row(e, q, &f->out[i], f->row_pos[i]);
@@ -137,26 +144,32 @@ void step_drain(struct engine *e)
 static void take_off(struct engine *e, struct flight *next)
 {
     struct flight *last = e->flying;
-    next->record = (struct profile_record){.begin = clock_ns(), .running = e->s.n_running,
-                                           .waiting = e->s.n_waiting, .pages_free = pages_available(e->s.pages)};
+    next->record = (struct profile_record){.begin = clock_ns(),
+                                           .running = e->s.n_running,
+                                           .waiting = e->s.n_waiting,
+                                           .pages_free = pages_available(e->s.pages)};
     if (!last) atomic_store(&e->step_began, next->record.begin);
     model_submit(e->o.model, &next->st);
     e->flying = next;
-    if (last) land(e, last);
-    else if (!e->overlap) step_drain(e);
+    if (last)
+        land(e, last);
+    else if (!e->overlap)
+        step_drain(e);
 }
 
 /*
- * Whether a step may be made behind the one in flight.  It is the host that makes a row's list of barred ids and
- * counts the output for penalties, so a request that has a grammar, or a penalty, and whose next id is being drawn
- * makes the next step wait for it.  All else that an id decides (stops, text, logprobs) is looked at a step later.
+ * Whether a step may be made behind the one in flight.  It is the host that makes a row's list of
+ * barred ids and counts the output for penalties, so a request that has a grammar, or a penalty,
+ * and whose next id is being drawn makes the next step wait for it.  All else that an id decides
+ * (stops, text, logprobs) is looked at a step later.
  */
 static bool may_follow(const struct engine *e)
 {
     if (!e->flying) return true;
     for (int32_t i = 0; i < e->s.n_running; i++) {
         const struct seq *q = e->s.running[i];
-        if (q->ahead > 0 && seq_todo(q) > 0 && (q->r->grammar || sample_has_penalty(&q->r->sp))) return false;
+        if (q->ahead > 0 && seq_todo(q) > 0 && (q->r->grammar || sample_has_penalty(&q->r->sp)))
+            return false;
     }
     return e->s.n_running > 0;
 }

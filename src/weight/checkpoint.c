@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -265,73 +266,64 @@ static err_t check_settled(const char *dir, struct err *e)
 struct early {
     const char *dir, *index; /* index: NULL if there is none */
     struct names names;
-    struct opened {
-        struct st_file file;
-        err_t rc; /* OK: open, until it is taken */
-        struct err error;
-    } * files;
+    struct st_file *files; /* those with a path are open */
     json_t *root, *map;
     err_t index_rc;
     struct err index_error;
+    atomic_bool no_memory; /* for any of them */
 };
 
 static void open_early(void *arg, int i)
 {
     struct early *y = arg;
+    struct err e = {0};
     struct buf p = {0};
     if (i == 0) {
         if (y->index) y->index_rc = index_read(&y->root, &y->map, y->index, &y->index_error);
         return;
     }
-    struct opened *o = &y->files[i - 1];
-    const char *name = y->names.v[i - 1];
-    o->rc = buf_printf(&p, "%s/%s", y->dir, name)
-                ? st_open(&o->file, p.data, &o->error)
-                : err_set(&o->error, ERR_NOMEM, "%s: no memory for the path", name);
+    err_t rc = buf_printf(&p, "%s/%s", y->dir, y->names.v[i - 1])
+                   ? st_open(&y->files[i - 1], p.data, &e)
+                   : ERR_NOMEM;
+    if (rc != OK) y->files[i - 1] = (struct st_file){.fd = -1}; /* asked again if it is wanted */
+    if (rc == ERR_NOMEM) y->no_memory = true;
     buf_release(&p);
 }
 
-/* A folder that cannot be listed, or has none of these files, is for others to complain about. */
 static err_t early_run(struct early *y, struct err *e)
 {
     enum { THREADS = 8 };
     err_t rc = glob_files(&y->names, y->dir, e);
     if (rc == OK && !(y->files = mem_try_array(y->names.n, sizeof y->files[0])))
-        rc = err_set(e, ERR_NOMEM, "no memory for %zu files", y->names.n);
+        rc = err_set(e, ERR_NOMEM, "%s: no memory for its files", y->dir);
     if (rc != OK) names_free(&y->names);
-    if (rc == ERR_NOMEM) return rc;
+    if (rc == ERR_NOMEM) return rc; /* others are told when the files are wanted */
+    if (y->names.n > 1) qsort(y->names.v, y->names.n, sizeof y->names.v[0], by_string);
     size_t n = y->names.n + 1;
     struct pool *pool = pool_new(n < THREADS ? (int)n : THREADS);
     pool_run(pool, open_early, y, (int)n);
     pool_free(pool);
-    return OK;
+    return y->no_memory ? err_set(e, ERR_NOMEM, "%s: no memory for its headers", y->dir) : OK;
 }
 
 static void early_free(struct early *y)
 {
     for (size_t i = 0; i < y->names.n; i++)
-        if (y->files[i].rc == OK) st_close(&y->files[i].file);
+        st_close(&y->files[i]);
     mem_free(y->files);
     names_free(&y->names);
     json_decref(y->root);
 }
 
-static err_t open_file(struct st_file *out, struct early *y, const char *name, struct err *e)
+static bool early_take(struct st_file *out, struct early *y, const char *name)
 {
-    struct buf p = {0};
     for (size_t i = 0; i < y->names.n; i++) {
-        struct opened *o = &y->files[i];
-        if (strcmp(y->names.v[i], name) != 0) continue;
-        if (o->rc != OK) return err_set(e, o->rc, "%s", o->error.msg);
-        *out = o->file;
-        o->file = (struct st_file){.fd = -1};
-        return OK;
+        if (strcmp(y->names.v[i], name) != 0 || !y->files[i].path) continue;
+        *out = y->files[i];
+        y->files[i] = (struct st_file){.fd = -1};
+        return true;
     }
-    err_t rc = buf_printf(&p, "%s/%s", y->dir, name)
-                   ? st_open(out, p.data, e)
-                   : err_set(e, ERR_NOMEM, "%s: no memory for the path", name);
-    buf_release(&p);
-    return rc;
+    return false;
 }
 
 static err_t open_files(struct checkpoint *c, const struct names *s, struct early *y, struct err *e)
@@ -339,7 +331,14 @@ static err_t open_files(struct checkpoint *c, const struct names *s, struct earl
     c->files = mem_try_array(s->n, sizeof c->files[0]);
     if (c->files == NULL) return err_set(e, ERR_NOMEM, "no memory for %zu files", s->n);
     for (size_t i = 0; i < s->n; i++) {
-        err_t rc = open_file(&c->files[i], y, s->v[i], e);
+        struct buf p = {0};
+        err_t rc = OK;
+        if (!early_take(&c->files[i], y, s->v[i])) {
+            if (!buf_printf(&p, "%s/%s", c->dir, s->v[i]))
+                return err_set(e, ERR_NOMEM, "%s: no memory for the path", s->v[i]);
+            rc = st_open(&c->files[i], p.data, e);
+            buf_release(&p);
+        }
         if (rc != OK) return rc;
         c->n_files = i + 1;
     }

@@ -3,7 +3,7 @@
  * tensor core, bit for bit, in every kernel and kind of output.
  */
 #include "cuda/matrices.h"
-#include "cuda/oracle.h"
+#include "backend/oracle.h"
 
 static struct gpu gpu;
 static struct gemm_kernels gemm;
@@ -26,7 +26,7 @@ struct problem {
 static float expect(const struct problem *p, const struct test_matrix *m, uint32_t n,
                     const struct oracle_bf16 *w, const struct oracle_bf16 *x, const float *scale)
 {
-    if (!p->chains) return oracle_gemm(&m->parts, n, w, x) * scale[0];
+    if (!p->chains) return oracle_gemm(&m->parts, n, w, x, p->k) * scale[0];
     const float *ws = (const float *)m->parts.scale + n / 128 * p->scales;
     float total = 0.0f;
     for (size_t k = 0; k < p->k; k += 128)

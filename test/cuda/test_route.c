@@ -96,7 +96,9 @@ static void check(struct routing *r, const char *what)
                            r->top_k,
                            r->first,
                            r->n_local,
-                           r->normalise};
+                           r->normalise,
+                           0,
+                           0};
     if (r->logits)
         for (int32_t t = 0; t < r->tokens; t++)
             cpu_route(r, t);
@@ -140,12 +142,13 @@ static void routing_free(struct routing *r)
 
 /* Random, with ties (steps of 1/4), all equal, falls of hundreds, infinities, NaN first and
  * elsewhere. */
-static void fill_logits(struct routing *r, uint64_t seed)
+static void fill_logits(struct routing *r, uint64_t start)
 {
+    uint64_t seed = start;
     r->logits = mem_alloc((size_t)(r->tokens * r->experts) * 4);
     for (int32_t t = 0; t < r->tokens; t++) {
         float *x = r->logits + (size_t)t * (size_t)r->experts;
-        int kind = r->tokens > 20 ? t % 16 : 0;
+        int kind = (int)(((uint64_t)t + (r->tokens > 20 ? 0 : start)) % 16);
         for (int32_t e = 0; e < r->experts; e++) {
             x[e] = noise_f32(&seed) * (kind == 3 ? 300.0f : 4.0f);
             if (kind == 1) x[e] = floorf(x[e] * 4.0f) / 4.0f;
@@ -165,7 +168,7 @@ static void fill_logits(struct routing *r, uint64_t seed)
 static void routed_by_logits(void **state)
 {
     (void)state;
-    static const int32_t tokens[] = {1, 2, 33, 300, 1209},
+    static const int32_t tokens[] = {1, 2, 5, 8, 9, 33, 100, 300, 1209, 2000},
                          shapes[][2] = {{128, 8}, {16, 4},   {1, 1},   {100, 7},
                                         {200, 8}, {512, 10}, {128, 64}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)

@@ -109,10 +109,10 @@ static void rows_free(struct rows *r)
 }
 
 struct device_rows {
-    devptr_t output_ids, bias_ids, bias, barred, counts, parts, lowered;
+    devptr_t output_ids, bias_ids, bias, barred, counts, states, order, lowered;
 };
 
-static void device_rows_new(struct device_rows *d, const struct rows *r, const struct kernels *k)
+static void device_rows_new(struct device_rows *d, const struct rows *r)
 {
     size_t counts = (size_t)r->n * (size_t)r->vocab * 4;
     d->output_ids = gpu_new(&gpu, r->output_ids, OUTPUTS * 4);
@@ -121,8 +121,8 @@ static void device_rows_new(struct device_rows *d, const struct rows *r, const s
     d->barred = gpu_new(&gpu, r->barred, BARRED * 4);
     d->counts = gpu_new(&gpu, NULL, counts);
     queue_fill(gpu.q, d->counts, 0, counts);
-    d->parts =
-        gpu_new(&gpu, NULL, (size_t)(r->n * kernels_sample_parts(k)) * sizeof(struct sample_part));
+    d->states = gpu_new(&gpu, NULL, (size_t)r->n * sizeof(struct sample_state));
+    d->order = gpu_new(&gpu, NULL, (size_t)r->n * SAMPLE_ORDER * 8);
     d->lowered = gpu_new(&gpu, NULL, (size_t)r->n * 8);
 }
 
@@ -165,7 +165,8 @@ static void on_gpu(const struct rows *r, const struct device_rows *d, const stru
                             (const struct sample_spec *)dev[1],
                             (struct sample_result *)dev[2],
                             (int32_t *)dev[3],
-                            (struct sample_part *)d->parts,
+                            (struct sample_state *)d->states,
+                            (uint64_t *)d->order,
                             (int32_t *)d->lowered,
                             (uint32_t *)d->counts,
                             r->vocab};
@@ -224,7 +225,7 @@ static void check(struct rows *r)
     float *x = mem_alloc((size_t)r->vocab * 4), *scratch = mem_alloc((size_t)r->vocab * 4);
     int32_t *ids = mem_alloc((size_t)r->vocab * 4);
     size_t inexact = 0;
-    device_rows_new(&d, r, k);
+    device_rows_new(&d, r);
     on_gpu(r, &d, k, 0, r->n, got);
     for (int32_t i = 0; i < r->n; i++) {
         memcpy(x, r->logits + (size_t)i * (size_t)r->ld, (size_t)r->vocab * 4);
@@ -237,7 +238,8 @@ static void check(struct rows *r)
         assert_memory_equal(alone->top_logprobs, got[i].top_logprobs, (size_t)alone->n_top * 4);
     }
     printf("vocabulary %d, %d rows: %zu logprobs one step off\n", r->vocab, r->n, inexact);
-    devptr_t dev[] = {d.output_ids, d.bias_ids, d.bias, d.barred, d.counts, d.parts, d.lowered};
+    devptr_t dev[] = {d.output_ids, d.bias_ids, d.bias,  d.barred,
+                      d.counts,     d.states,   d.order, d.lowered};
     for (size_t i = 0; i < sizeof dev / sizeof dev[0]; i++)
         gpu_free(&gpu, dev[i]);
     mem_free(got), mem_free(alone), mem_free(want), mem_free(x), mem_free(scratch), mem_free(ids);
@@ -284,11 +286,12 @@ static void not_finite(void **state)
     rows_free(&r);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     if (!gpu_open(&gpu)) return 0;
     const struct CMUnitTest tests[] = {cmocka_unit_test(small), cmocka_unit_test(qwen3),
                                        cmocka_unit_test(not_finite)};
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     gpu_close(&gpu);
     return rc;

@@ -76,9 +76,10 @@ def test_plan():
         assert part in p.stderr, (part, p.stderr)
     p = check("--max-total-tokens", "1000000000")
     assert p.returncode == 1 and "KV of 1000000000 tokens does not fit" in p.stderr and "attention's parts" in p.stderr, p.stderr
-    seen = [mode(check("--mem-fraction-static", str(x / 1000), "--context-length", "4096")) for x in range(2, 40, 3)]
+    # 4,096 requests that should each have 1,024 tokens left: some GB of KV
+    seen = [mode(check("--mem-fraction-static", str(x / 100), "--max-running-requests", "4096")) for x in (1, 2, 5, 10, 20, 40)]
     print("       ", seen)
-    assert seen == sorted(seen, key=["refused", "host", "device"].index) and set(seen) == {"refused", "host", "device"}, seen
+    assert seen == sorted(seen, key=["refused", "host", "device"].index) and {"host", "device"} <= set(seen), seen
     for name in ("device", "host", "off"):
         assert mode(check("--update-staging", name)) == name
 

@@ -132,7 +132,7 @@ static void odd_models_are_refused(void **state)
         int32_t value;
         const char *says;
     } rows[] = {{offsetof(struct config, moe_intermediate_size), 20, "moe_intermediate_size: 20"},
-                {offsetof(struct config, intermediate_size), 65544, "intermediate_size: 65544"},
+                {offsetof(struct config, intermediate_size), 40968, "intermediate_size: 40968"},
                 {offsetof(struct config, hidden_size), 8200, "hidden_size: 8200"},
                 {offsetof(struct config, head_dim), 96, "head_dim: 96"},
                 {offsetof(struct config, n_experts), 1024, "num_experts: 1024"}};

@@ -1,17 +1,18 @@
-/* A step in flight while the host works (engine.h, Overlap): the same bits as without, nothing looked at before it is
- * collected, nothing of a token too many left behind. */
+/* A step in flight while the host works (engine.h, Overlap): the same bits as without, nothing
+ * looked at before it is collected, nothing of a token too many left behind. */
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #include "engine_rig.h"
 #include "model/ops.h"
 #include "text/grammar.h"
 
-/* A model that lets nobody see a step's results before they are collected, on any device: until then the rows hold
- * nonsense. */
+/* A model that lets nobody see a step's results before they are collected, on any device: until
+ * then the rows hold nonsense. */
 struct hidden {
     struct step st; /* as given, but its results go to memory of this */
     struct step_row *rows;
@@ -24,9 +25,9 @@ struct late {
     struct model *inner;
     struct hidden steps[2];
     uint32_t n_submitted, n_collected;
-    int64_t behind; /* steps submitted while one was in flight */
-    int64_t draws;  /* rows that drew a token */
-    size_t row;     /* of experts, a token */
+    int64_t behind;    /* steps submitted while one was in flight */
+    int64_t draws;     /* rows that drew a token */
+    size_t row;        /* of experts, a token */
     _Atomic bool fail; /* the step that is collected next has no memory */
 };
 
@@ -77,7 +78,8 @@ static void late_submit(struct model *m, const struct step *st)
     h->st.rows = h->rows;
     h->st.experts = h->experts;
     model_submit(l->inner, &h->st);
-    for (size_t i = 0; st->experts && i < tokens * l->row; i++) st->experts[i] = 0x7fff;
+    for (size_t i = 0; st->experts && i < tokens * l->row; i++)
+        st->experts[i] = 0x7fff;
 }
 
 static err_t late_collect(struct model *m, const struct step *st, struct err *e)
@@ -87,9 +89,12 @@ static err_t late_collect(struct model *m, const struct step *st, struct err *e)
     struct hidden *h = &l->steps[l->n_collected++ % 2];
     assert_int_equal(h->st.n_rows, st->n_rows);
     err_t rc = model_collect(l->inner, &h->st, e);
-    for (int32_t i = 0; i < st->n_rows; i++) *st->rows[i].out = h->out[i];
-    if (st->experts) memcpy(st->experts, h->experts, (size_t)st->n_tokens * l->row * sizeof *h->experts);
-    if (rc == OK && atomic_exchange(&l->fail, false)) rc = err_set(e, ERR_NOMEM, "out of memory, says the test");
+    for (int32_t i = 0; i < st->n_rows; i++)
+        *st->rows[i].out = h->out[i];
+    if (st->experts)
+        memcpy(st->experts, h->experts, (size_t)st->n_tokens * l->row * sizeof *h->experts);
+    if (rc == OK && atomic_exchange(&l->fail, false))
+        rc = err_set(e, ERR_NOMEM, "out of memory, says the test");
     mem_free(h->rows);
     mem_free(h->out);
     mem_free(h->experts);
@@ -143,21 +148,34 @@ static void load_text(void)
 
 /* --- many requests of all kinds */
 
-enum kind { PLAIN, STOP_ID, STOP_STRING, PENALTY, GRAMMAR, LEAST, SCORED, EXPERTS, ONE, NONE, KINDS };
+enum kind {
+    PLAIN,
+    STOP_ID,
+    STOP_STRING,
+    PENALTY,
+    GRAMMAR,
+    LEAST,
+    SCORED,
+    EXPERTS,
+    ONE,
+    NONE,
+    KINDS
+};
 #ifdef __SANITIZE_THREAD__
 enum { N = 2 * KINDS, PROMPT = 37, NEW = 40 };
 #else
 enum { N = 6 * KINDS, PROMPT = 37, NEW = 40 };
 #endif
 
-/* `plain`: the request of kind PLAIN with this prompt, once it has ended; NULL: it is not needed. */
+/* `plain`: the request of kind PLAIN with this prompt, once it has ended; NULL: it is not needed.
+ */
 static struct request *request_of(int i, const struct request *plain)
 {
     int32_t salt = i / KINDS;
     struct request *r = make(salt, PROMPT + salt, NEW);
     enum kind kind = (enum kind)(i % KINDS);
     r->sp.seed = 42 + (uint64_t)salt;
-    if (kind == STOP_ID || kind == LEAST) { /* an id of the middle; with LEAST it may not come so early */
+    if (kind == STOP_ID || kind == LEAST) { /* an id of the middle; LEAST bars it so early */
         r->n_stop_ids = 1;
         r->stop_ids = mem_alloc(sizeof(int32_t));
         r->stop_ids[0] = plain->output_ids[NEW / 2 + salt % 5];
@@ -165,7 +183,8 @@ static struct request *request_of(int i, const struct request *plain)
     }
     if (kind == STOP_STRING) {
         size_t at = plain->text.len / 2;
-        while (at > 0 && ((unsigned char)plain->text.data[at] & 0xC0) == 0x80) at--;
+        while (at > 0 && ((unsigned char)plain->text.data[at] & 0xC0) == 0x80)
+            at--;
         r->n_stops = 1;
         r->stops = mem_alloc(sizeof *r->stops);
         r->stop_bytes = mem_alloc(sizeof *r->stop_bytes);
@@ -201,10 +220,12 @@ static void same_all(const struct request *a, const struct request *b, size_t ro
     assert_int_equal(b->n_spans, b->n_output > 0);
     if (b->n_output > 0) assert_int_equal(b->spans[0].n, b->n_output);
     if (a->logprob_start >= 0)
-        assert_memory_equal(a->prompt_logprobs + 1, b->prompt_logprobs + 1, (size_t)(a->n_prompt - 1) * sizeof(float));
+        assert_memory_equal(a->prompt_logprobs + 1, b->prompt_logprobs + 1,
+                            (size_t)(a->n_prompt - 1) * sizeof(float));
     assert_int_equal(a->has_experts, b->has_experts);
     assert_int_equal(a->n_expert_rows, b->n_expert_rows);
-    if (a->has_experts) assert_memory_equal(a->experts, b->experts, (size_t)a->n_expert_rows * row_bytes);
+    if (a->has_experts)
+        assert_memory_equal(a->experts, b->experts, (size_t)a->n_expert_rows * row_bytes);
 }
 
 static void run_all(struct engine *e, struct request *r[N], struct request *const want[N])
@@ -215,7 +236,8 @@ static void run_all(struct engine *e, struct request *r[N], struct request *cons
         if (engine_submit(e, r[i], &err) != OK) fail_msg("%s", err.msg);
         if (!want) wait_done(r[i]);
     }
-    for (int i = 0; i < N; i++) wait_done(r[i]);
+    for (int i = 0; i < N; i++)
+        wait_done(r[i]);
 }
 
 static void compare(struct request *const want[N], struct engine_options o, bool retracts)
@@ -230,7 +252,8 @@ static void compare(struct request *const want[N], struct engine_options o, bool
     open_late(&g, DIR_FINAL, o);
     run_all(g.e, r, want);
     for (int i = 0; i < N; i++) {
-        same_all(want[i], r[i], (size_t)g.c.n_layers * (size_t)g.c.top_k * (g.c.n_experts > 256 ? 2 : 1));
+        same_all(want[i], r[i],
+                 (size_t)g.c.n_layers * (size_t)g.c.top_k * (g.c.n_experts > 256 ? 2 : 1));
         retracted += r[i]->num_retractions;
         stopped += r[i]->finish == FINISH_STOP_ID || r[i]->finish == FINISH_STOP_STRING;
         tokens += r[i]->n_output;
@@ -257,8 +280,11 @@ static void test_same_bits(void **state)
     struct rig g;
     struct request *want[N] = {0};
     load_text();
-    open_late(&g, DIR_FINAL, (struct engine_options){.overlap = OVERLAP_OFF, .tokenizer = tokenizer, .keep_experts = true,
-                                                     .no_prefix_cache = true});
+    open_late(&g, DIR_FINAL,
+              (struct engine_options){.overlap = OVERLAP_OFF,
+                                      .tokenizer = tokenizer,
+                                      .keep_experts = true,
+                                      .no_prefix_cache = true});
     run_all(g.e, want, NULL); /* one after the other */
     close_late(&g);
     compare(want, (struct engine_options){0}, false);
@@ -266,8 +292,11 @@ static void test_same_bits(void **state)
     compare(want, (struct engine_options){.chunk_tokens = 7, .max_running = 5}, false);
     compare(want, (struct engine_options){.retract_every = 5}, true);
     compare(want, (struct engine_options){.n_kv_pages = 13, .no_prefix_cache = true}, true);
-    compare(want, (struct engine_options){.n_kv_pages = 13, .chunk_tokens = 16, .max_step_tokens = 48}, false);
-    for (int i = 0; i < N; i++) request_unref(want[i]);
+    compare(want,
+            (struct engine_options){.n_kv_pages = 13, .chunk_tokens = 16, .max_step_tokens = 48},
+            false);
+    for (int i = 0; i < N; i++)
+        request_unref(want[i]);
     grammar_unref(grammar);
     tokenizer_free(tokenizer);
 }
@@ -300,7 +329,8 @@ static void test_who_follows(void **state)
     struct request *plain = run_one(g.e, request_of(PLAIN, NULL));
     close_late(&g);
     int32_t first = 0, stop = plain->output_ids[NEW / 2];
-    while (plain->output_ids[first] != stop) first++;
+    while (plain->output_ids[first] != stop)
+        first++;
     alone(request_of(PLAIN, NULL), NEW - 1, NEW); /* its length is known: nothing too many */
     alone(request_of(ONE, NULL), 0, 1);
     alone(request_of(NONE, NULL), 0, 0);
@@ -315,8 +345,9 @@ static void test_who_follows(void **state)
     tokenizer_free(tokenizer);
 }
 
-/* What a request that stopped has in the tree is what it would have without a step in flight: nothing of the token
- * too many.  A prompt of one page more than it left finds whole pages of its ids and no more. */
+/* What a request that stopped has in the tree is what it would have without a step in flight:
+ * nothing of the token too many.  A prompt of one page more than it left finds whole pages of its
+ * ids and no more. */
 static void test_tree_after_stop(void **state)
 {
     (void)state;
@@ -326,13 +357,15 @@ static void test_tree_after_stop(void **state)
         for (int on = 0; on < 2; on++) {
             struct rig g;
             struct engine_stats s;
-            open_late(&g, DIR_FINAL, (struct engine_options){.overlap = on ? OVERLAP_ON : OVERLAP_OFF});
+            open_late(&g, DIR_FINAL,
+                      (struct engine_options){.overlap = on ? OVERLAP_ON : OVERLAP_OFF});
             struct request *plain = run_one(g.e, make(3, len, 8));
             assert_int_equal(engine_flush(g.e, 0, NULL), OK);
             struct request *stops = make(3, len, 8);
             stops->n_stop_ids = 1;
             stops->stop_ids = mem_alloc(sizeof(int32_t));
-            stops->stop_ids[0] = plain->output_ids[0]; /* at its first token, or later if min_new_tokens says */
+            stops->stop_ids[0] =
+                plain->output_ids[0]; /* at its first token, or later if min_new_tokens says */
             run_one(g.e, stops);
             assert_int_equal(stops->finish, FINISH_STOP_ID);
             assert_int_equal(engine_check(g.e, NULL), OK);
@@ -341,7 +374,8 @@ static void test_tree_after_stop(void **state)
             struct request *next = make(3, len, 1);
             next->prompt = mem_retry(next->prompt, (size_t)len * 4, (size_t)(len + 20) * 4);
             next->prompt[len] = plain->output_ids[0];
-            for (int32_t i = 1; i < 20; i++) next->prompt[len + i] = 5;
+            for (int32_t i = 1; i < 20; i++)
+                next->prompt[len + i] = 5;
             next->n_prompt = len + 20;
             run_one(g.e, next);
             cached[on] = next->cached_tokens;
@@ -367,9 +401,11 @@ static void test_random_control(void **state)
     struct err err = {0};
     struct update_result res;
     unsigned seed = 17;
-    open_late(&g, DIR_FINAL, (struct engine_options){.chunk_tokens = 24, .n_kv_pages = 40, .max_running = 6});
+    open_late(&g, DIR_FINAL,
+              (struct engine_options){.chunk_tokens = 24, .n_kv_pages = 40, .max_running = 6});
     struct request *want[3];
-    for (int i = 0; i < 3; i++) want[i] = run_one(g.e, make(i, 50, 30));
+    for (int i = 0; i < 3; i++)
+        want[i] = run_one(g.e, make(i, 50, 30));
     for (int round = 0; round < ROUNDS; round++) {
         struct request *r[AT_ONCE];
         for (int i = 0; i < AT_ONCE; i++) {
@@ -380,16 +416,21 @@ static void test_random_control(void **state)
         switch (round % 4) {
         case 0: engine_abort_request(g.e, r[rand_r(&seed) % AT_ONCE]); break;
         case 1:
-            assert_int_equal(engine_pause(g.e, rand_r(&seed) % 2 ? PAUSE_RETRACT : PAUSE_IN_PLACE, &err), OK);
+            assert_int_equal(
+                engine_pause(g.e, rand_r(&seed) % 2 ? PAUSE_RETRACT : PAUSE_IN_PLACE, &err), OK);
             assert_int_equal(engine_check(g.e, &err), OK);
             assert_int_equal(engine_continue(g.e, &err), OK);
             break;
         case 2: /* the same weights under another label */
-            if (engine_update(g.e, DIR_FINAL, &(struct update_options){.in_flight = IN_FLIGHT_RETRACT}, &res, &err) != OK)
+            if (engine_update(g.e, DIR_FINAL,
+                              &(struct update_options){.in_flight = IN_FLIGHT_RETRACT}, &res,
+                              &err) != OK)
                 fail_msg("%s", err.msg);
             break;
         default:
-            if (engine_update(g.e, DIR_FINAL, &(struct update_options){.in_flight = IN_FLIGHT_DRAIN}, &res, &err) != OK)
+            if (engine_update(g.e, DIR_FINAL,
+                              &(struct update_options){.in_flight = IN_FLIGHT_DRAIN}, &res,
+                              &err) != OK)
                 fail_msg("%s", err.msg);
         }
         assert_int_equal(engine_check(g.e, &err), OK);
@@ -401,7 +442,8 @@ static void test_random_control(void **state)
     }
     check_idle(g.e);
     assert_true(late_of(g.outer)->behind > 0);
-    for (int i = 0; i < 3; i++) request_unref(want[i]);
+    for (int i = 0; i < 3; i++)
+        request_unref(want[i]);
     close_late(&g);
 }
 
@@ -415,7 +457,8 @@ static void test_step_fails(void **state)
     struct request *r[6];
     open_late(&g, DIR_FINAL, (struct engine_options){.max_running = 4});
     struct request *want = run_one(g.e, make(5, 20, 12));
-    for (int i = 0; i < 6; i++) assert_int_equal(engine_submit(g.e, r[i] = make(i, 20, i < 4 ? 2000 : 12), &err), OK);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(engine_submit(g.e, r[i] = make(i, 20, i < 4 ? 2000 : 12), &err), OK);
     wait_running(g.e, 4);
     late_of(g.outer)->fail = true;
     for (int i = 0; i < 6; i++) {
@@ -440,7 +483,8 @@ static void test_stop(void **state)
         struct rig g;
         struct request *r[4];
         open_late(&g, DIR_FINAL, (struct engine_options){0});
-        for (int i = 0; i < 4; i++) assert_int_equal(engine_submit(g.e, r[i] = make(i, 20, 2000), &err), OK);
+        for (int i = 0; i < 4; i++)
+            assert_int_equal(engine_submit(g.e, r[i] = make(i, 20, 2000), &err), OK);
         wait_running(g.e, 4);
         usleep((useconds_t)round * 1500);
         close_late(&g);
@@ -454,8 +498,9 @@ static void test_stop(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_who_follows),
-                                       cmocka_unit_test(test_tree_after_stop), cmocka_unit_test(test_random_control),
-                                       cmocka_unit_test(test_step_fails), cmocka_unit_test(test_stop)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),       cmocka_unit_test(test_who_follows),
+        cmocka_unit_test(test_tree_after_stop), cmocka_unit_test(test_random_control),
+        cmocka_unit_test(test_step_fails),      cmocka_unit_test(test_stop)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,6 +14,18 @@ __device__ __forceinline__ void bar_arrive(uint32_t id, uint32_t threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Counts `n` in; what this block's threads wrote before their last barrier is seen by who reads after
+ * the last count. */
+__device__ __forceinline__ uint32_t count_in(uint32_t *counter, uint32_t n)
+{
+    uint32_t old;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(counter), "r"(n)
+                 : "memory");
+    return old;
+}
+
 struct chunk {
     int key0, n; /* keys [key0, key0 + n) */
 };

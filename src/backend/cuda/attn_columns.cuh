@@ -426,19 +426,27 @@ struct consumer {
                 l = a.state_ml[row_of(at, col) * 2 + 1];
                 x = *(const float4 *)(a.state + row_of(at, col) * HEAD_DIM + i % QUADS * 4);
             }
-#pragma unroll 8
-            for (int c = 0; c < at.n_chunks; c++) {
-                const float *from = slot(owner, c);
-                float mc = __ldcg(from + S::COLS * HEAD_DIM + col),
-                      lc = __ldcg(from + S::COLS * (HEAD_DIM + 1) + col);
-                float4 o_ = __ldcg((const float4 *)from + i);
-                bool first = c == 0 && !go_on;
-                struct fold j = fold_begin(&high, mc, first);
-                l = fold_apply(l, lc, j, mc, first);
-                x.x = fold_apply(x.x, o_.x, j, mc, first);
-                x.y = fold_apply(x.y, o_.y, j, mc, first);
-                x.z = fold_apply(x.z, o_.z, j, mc, first);
-                x.w = fold_apply(x.w, o_.w, j, mc, first);
+            for (int c0 = 0; c0 < at.n_chunks; c0 += FOLD_AHEAD) {
+                float mc[FOLD_AHEAD], lc[FOLD_AHEAD];
+                float4 oc[FOLD_AHEAD];
+#pragma unroll
+                for (int u = 0; u < FOLD_AHEAD; u++) { /* past the end the last one again */
+                    const float *from = slot(owner, min(c0 + u, at.n_chunks - 1));
+                    mc[u] = __ldcg(from + S::COLS * HEAD_DIM + col);
+                    lc[u] = __ldcg(from + S::COLS * (HEAD_DIM + 1) + col);
+                    oc[u] = __ldcg((const float4 *)from + i);
+                }
+#pragma unroll
+                for (int u = 0; u < FOLD_AHEAD; u++) {
+                    if (c0 + u >= at.n_chunks) break;
+                    bool first = c0 + u == 0 && !go_on;
+                    struct fold j = fold_begin(&high, mc[u], first);
+                    l = fold_apply(l, lc[u], j, mc[u], first);
+                    x.x = fold_apply(x.x, oc[u].x, j, mc[u], first);
+                    x.y = fold_apply(x.y, oc[u].y, j, mc[u], first);
+                    x.z = fold_apply(x.z, oc[u].z, j, mc[u], first);
+                    x.w = fold_apply(x.w, oc[u].w, j, mc[u], first);
+                }
             }
             ushort4 out =
                 make_ushort4(result(x.x, l), result(x.y, l), result(x.z, l), result(x.w, l));
@@ -449,18 +457,15 @@ struct consumer {
     /* `n` chunks of a cut pair are written; the one that completes it folds. */
     __device__ __forceinline__ void arrive(int owner, int n)
     {
-        __threadfence();
         sync();
         if (threadIdx.x == 0) {
             uint32_t *arrived = a.arrived + (size_t)at.block * a.n_kv_heads + at.head;
-            bool done = atomicAdd(arrived, (uint32_t)n) + n == at.n_chunks;
+            bool done = count_in(arrived, (uint32_t)n) + n == at.n_chunks;
             if (done) *arrived = 0;
             m.total[0] = done ? 1.0f : 0.0f;
         }
         sync();
-        if (m.total[0] == 0.0f) return;
-        __threadfence();
-        fold_slots(owner);
+        if (m.total[0] != 0.0f) fold_slots(owner);
     }
 
     __device__ __forceinline__ void run(int begin, int end, int length)

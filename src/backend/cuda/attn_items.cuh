@@ -13,6 +13,7 @@ enum {
     THREADS = WARPS * 32 + 32,
     STAGE_TILES = 4,
     CHUNK_TILES = ATTN_CHUNK / KV_ROWS,
+    FOLD_AHEAD = 8, /* chunks whose results are loaded at once */
 };
 
 template <kv_type_t TYPE, int HEAD_DIM, int NT>

@@ -1,6 +1,7 @@
 #include "backend/cuda/driver.h"
 #include "base/mem.h"
 #include <dlfcn.h>
+#include <stdio.h>
 #include <string.h>
 
 #define STR_(x) #x
@@ -215,7 +216,9 @@ err_t device_kernel(struct kernel *out, struct device *d, const char *name, size
         r = cu->cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                    (int)smem_bytes);
     err_t rc = driver_check(cu, r, e, name);
-    if (rc == OK) *out = (struct kernel){f, name, (uint32_t)smem_bytes};
+    if (rc != OK) return rc;
+    *out = (struct kernel){.fn = f, .smem_bytes = (uint32_t)smem_bytes};
+    snprintf(out->name, sizeof out->name, "%s", name);
     return rc;
 }
 

@@ -68,7 +68,7 @@ err_t device_free_bytes(size_t *out, struct device *d, struct err *e) MUST_USE;
 /* --- kernels */
 struct kernel {
     void *fn; /* CUfunction; NULL: not loaded */
-    const char *name;
+    char name[40];
     uint32_t smem_bytes;
 };
 /* `smem_bytes`: dynamic shared memory of every launch.  `args_bytes`: sizeof its parameter. */

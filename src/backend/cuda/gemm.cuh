@@ -227,27 +227,42 @@ __device__ __forceinline__ float finish(float chain, float scale)
     return chain;
 }
 
-/* Factor `i` of `n` of the rows of x that are columns c and c + 1 of a tile's result. */
-__device__ __forceinline__ float2 x_scales(const struct gemm_args &a, const struct work &w, int c,
-                                           int i, int n)
+/* Factors of a tile's rows of x, for a warp: lane l has those of rows l, l + 32, ... */
+template <int N>
+struct x_scales {
+    float of[(N + 31) / 32];
+};
+
+/* The i-th of n of each row. */
+template <int N>
+__device__ __forceinline__ void x_scales_load(struct x_scales<N> &x, const struct gemm_args &a,
+                                              const struct work &w, int i, int n)
 {
-    int row[2];
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-        row[j] = w.row + min(c + j, w.width - 1);
-        if (a.src) row[j] = a.src[row[j]];
+    for (int q = 0; q < (N + 31) / 32; q++) {
+        int row = w.row + min(q * 32 + (int)(threadIdx.x & 31), w.width - 1);
+        if (a.src) row = a.src[row];
+        x.of[q] = a.x_scale[(size_t)row * n + i];
     }
-    return make_float2(a.x_scale[(size_t)row[0] * n + i], a.x_scale[(size_t)row[1] * n + i]);
 }
 
-/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and columns c + q % 2;
- * the chain is the i-th of 128 k. */
+/* Those of a thread's columns of the j-th eight of a result. */
+template <int N>
+__device__ __forceinline__ float2 x_scales_at(const struct x_scales<N> &x, int j)
+{
+    int lane = j % 4 * 8 + (threadIdx.x & 3) * 2;
+    return make_float2(__shfl_sync(~0u, x.of[j / 4], lane), __shfl_sync(~0u, x.of[j / 4], lane + 1));
+}
+
+/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and columns q % 2 of the
+ * j-th eight. */
+template <int N>
 __device__ __forceinline__ void chain_add(float total[4], const float chain[4],
-                                          const float weight_scale[2], const struct gemm_args &a,
-                                          const struct work &w, int c, int i)
+                                          const float weight_scale[2],
+                                          const struct x_scales<N> &x_scale, int j)
 {
     float2 x = make_float2(1.0f, 1.0f);
-    if (GEMM_X_SCALES) x = x_scales(a, w, c, i, (a.k + 127) / 128);
+    if (GEMM_X_SCALES) x = x_scales_at(x_scale, j);
 #pragma unroll
     for (int q = 0; q < 4; q++) {
         float s = weight_scale[q / 2];
@@ -290,13 +305,15 @@ __device__ __forceinline__ void store_bf16(const struct gemm_args &a, const floa
 {
     int lane = threadIdx.x & 31, col = col0 + lane % 4 * 2, n = a.n - col;
     uint16_t *to = (uint16_t *)a.out + (size_t)(w.row + lane / 4) * a.ldo + col;
+    constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
+    struct x_scales<N> x_scale;
+    if (scaled) x_scales_load(x_scale, a, w, 0, 1);
 #pragma unroll
     for (int j = 0; j < N / 8; j++, to += (size_t)a.ldo * 8) {
         const float *d = acc + j * 4;
         float v[4];
-        constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
         float2 x = make_float2(1.0f, 1.0f);
-        if (scaled) x = x_scales(a, w, j * 8 + lane % 4 * 2, 0, 1);
+        if (scaled) x = x_scales_at(x_scale, j);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             v[i] = finish<F>(d[i], scale[i / 2]);
@@ -322,6 +339,9 @@ __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float
     int lane = threadIdx.x & 31, col = col0 + lane / 4;
     float *to = (float *)a.out + (size_t)(w.row + lane % 4 * 2) * a.ldo + col;
     bool add = a.out_kind == GEMM_ADD;
+    constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
+    struct x_scales<N> x_scale;
+    if (scaled) x_scales_load(x_scale, a, w, 0, 1);
 #pragma unroll
     for (int j = 0; j < N / 8; j++, to += (size_t)a.ldo * 8) {
         float old[4];
@@ -331,9 +351,8 @@ __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float
             ok[i] = j * 8 + lane % 4 * 2 + i % 2 < w.width && col + i / 2 * gap < a.n;
             old[i] = add && ok[i] ? to[(i % 2 ? a.ldo : 0) + i / 2 * gap] : 0.0f;
         }
-        constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
         float2 x = make_float2(1.0f, 1.0f);
-        if (scaled) x = x_scales(a, w, j * 8 + lane % 4 * 2, 0, 1);
+        if (scaled) x = x_scales_at(x_scale, j);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float v = finish<F>(acc[j * 4 + i], scale[i / 2]);
@@ -445,6 +464,7 @@ __device__ __forceinline__ void consume(const struct gemm_args &a, const struct 
     bool pair = a.out_kind == GEMM_SWIGLU;
     const struct gemm_weight *w0 = a.w + w.group, *w1 = pair ? a.up + w.group : w0;
     float acc[S::MT][N / 2], total[S::CHAINS ? N / 2 : 1], chain_scale[2];
+    struct x_scales<N> x_scale;
     struct block<F, S::MT> now;
     uint32_t frag[4][S::MT][4];
 #pragma unroll
@@ -472,6 +492,7 @@ __device__ __forceinline__ void consume(const struct gemm_args &a, const struct 
                 int columns = (a.k + 127) / 128;
                 chain_scale[0] = __ldg(w0->scale + (size_t)row * columns + (b + kb) / 2);
                 chain_scale[1] = __ldg(w1->scale + (size_t)row * columns + (b + kb) / 2);
+                if (GEMM_X_SCALES) x_scales_load(x_scale, a, w, (b + kb) / 2, columns);
             }
             block_prepare(now);
             if (SIZE != GEMM_SMALL)
@@ -494,7 +515,7 @@ __device__ __forceinline__ void consume(const struct gemm_args &a, const struct 
         if (S::CHAINS && ((b + S::KB) % 2 == 0 || b + S::KB >= blocks))
 #pragma unroll
             for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i += 4)
-                chain_add(total + i, acc[0] + i, chain_scale, a, w, i * 2 + lane % 4 * 2, b / 2);
+                chain_add(total + i, acc[0] + i, chain_scale, x_scale, i / 4);
     }
 #pragma unroll
     for (int mt = 0; mt < S::MT; mt++) {

@@ -4,10 +4,15 @@
 
 enum {
     NORM_THREADS = 256,
+    NORM_TURN = NORM_THREADS * 8, /* columns that a block holds without a second turn */
     ROPE_HEADS = 8,
     ROUTE_WARPS = 32,
+    ROUTE_FEW = 16,          /* tokens of the only block */
+    ROUTE_SPREAD = 8,        /* of a block where all blocks run at once */
+    ROUTE_SMEM = 208 * 1024, /* at most */
     ATTN_THREADS = 288,
-    ATTN_PREFILL_THREADS = 384
+    ATTN_PREFILL_THREADS = 384,
+    SAMPLE_THREADS = 512
 };
 
 struct kernels {
@@ -17,9 +22,11 @@ struct kernels {
     bool wgmma;         /* ATTN_PREFILL is attn_prefill.cu's */
     struct kernel norm[NORM_SOURCES], rope, swiglu, round, route, route_plan, attn_plan,
         attn[ATTN_KINDS], attn_prefix;
-    struct kernel sample_adjust, sample_scan, sample_measure, sample_finish;
+    struct kernel sample_adjust, sample_row, sample_finish;
 };
 
+static const char *const norm_names[NORM_SOURCES] = {
+    [NORM_PLAIN] = "plain", [NORM_EMBED] = "embed", [NORM_ADD] = "add", [NORM_COMBINE] = "combine"};
 static const char *const kv_names[KV_TYPE_COUNT] = {"bf16", "e4m3"};
 
 err_t kernels_check(const struct kernels_shape *s, struct err *e)
@@ -50,6 +57,13 @@ err_t kernels_check(const struct kernels_shape *s, struct err *e)
     return OK;
 }
 
+/* sample_row: the logits of a block's parts. */
+static size_t sample_smem(const struct kernels_shape *s)
+{
+    size_t parts = ((size_t)s->vocab + SAMPLE_PART - 1) / SAMPLE_PART;
+    return (parts + SAMPLE_CLUSTER - 1) / SAMPLE_CLUSTER * SAMPLE_PART * sizeof(float);
+}
+
 struct wanted {
     struct kernel *to;
     const char *name;
@@ -59,12 +73,16 @@ struct wanted {
 static err_t find(struct kernels *k, struct device *d, struct err *e)
 {
     const struct kernels_shape *s = &k->s;
-    char rope[32], attn[ATTN_KINDS][32], prefix[32];
+    char rope[32], attn[ATTN_KINDS][32], prefix[32], norm[NORM_SOURCES][32];
+    int turns = s->hidden <= NORM_TURN ? 1 : s->hidden <= 2 * NORM_TURN ? 2 : 4;
     const char *route = s->n_experts <= 128   ? "route_4"
                         : s->n_experts <= 256 ? "route_8"
                                               : "route_16";
     size_t counts = ROUTE_WARPS * sizeof(uint32_t) * (size_t)s->n_experts;
+    size_t sets = (size_t)ROUTE_SMEM;
     snprintf(rope, sizeof rope, "rope_%s_%d", kv_names[s->kv], s->head_dim);
+    for (int i = 0; i < NORM_SOURCES; i++)
+        snprintf(norm[i], sizeof norm[i], "norm_%s_%d", norm_names[i], turns);
     size_t attn_smem[ATTN_KINDS];
     err_t rc = OK;
     for (int i = 0; i < ATTN_KINDS; i++) {
@@ -80,14 +98,14 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
                  kv_names[s->kv], s->head_dim);
     }
     const struct wanted all[] = {
-        {&k->norm[NORM_PLAIN], "norm_plain", sizeof(struct norm_args), 0},
-        {&k->norm[NORM_EMBED], "norm_embed", sizeof(struct norm_args), 0},
-        {&k->norm[NORM_ADD], "norm_add", sizeof(struct norm_args), 0},
-        {&k->norm[NORM_COMBINE], "norm_combine", sizeof(struct norm_args), 0},
+        {&k->norm[NORM_PLAIN], norm[NORM_PLAIN], sizeof(struct norm_args), 0},
+        {&k->norm[NORM_EMBED], norm[NORM_EMBED], sizeof(struct norm_args), 0},
+        {&k->norm[NORM_ADD], norm[NORM_ADD], sizeof(struct norm_args), 0},
+        {&k->norm[NORM_COMBINE], norm[NORM_COMBINE], sizeof(struct norm_args), 0},
         {&k->rope, rope, sizeof(struct rope_args), 0},
         {&k->swiglu, "swiglu", sizeof(struct swiglu_args), 0},
         {&k->round, "round_rows", sizeof(struct round_args), 0},
-        {&k->route, route, sizeof(struct route_args), counts},
+        {&k->route, route, sizeof(struct route_args), sets},
         {&k->route_plan, "route_plan", sizeof(struct route_args), counts},
         {&k->attn_plan, "attn_plan", sizeof(struct attn_plan_args), 0},
         {&k->attn[ATTN_DECODE], attn[ATTN_DECODE], sizeof(struct attn_args),
@@ -96,8 +114,7 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
         {&k->attn[ATTN_PREFILL], attn[ATTN_PREFILL], sizeof(struct attn_args),
          attn_smem[ATTN_PREFILL]},
         {&k->sample_adjust, "sample_adjust", sizeof(struct sample_args), 0},
-        {&k->sample_scan, "sample_scan", sizeof(struct sample_args), 0},
-        {&k->sample_measure, "sample_measure", sizeof(struct sample_args), 0},
+        {&k->sample_row, "sample_row", sizeof(struct sample_args), sample_smem(s)},
         {&k->sample_finish, "sample_finish", sizeof(struct sample_args), 0},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0] && rc == OK; i++)
@@ -140,7 +157,7 @@ void kernels_free(struct kernels *k)
 void kernels_norm(const struct kernels *k, struct queue *q, norm_source_t source,
                   const struct norm_args *a, int32_t rows, bool programmatic)
 {
-    CHECK(a->n % 8 == 0 && a->n <= NORM_MAX && a->top_k <= ROUTE_TOP_K_MAX);
+    CHECK(a->n % 8 == 0 && a->n <= k->s.hidden && a->top_k <= ROUTE_TOP_K_MAX);
     if (rows < 1) return;
     struct launch l = {
         .grid = {(uint32_t)rows}, .threads = NORM_THREADS, .programmatic = programmatic};
@@ -179,14 +196,38 @@ void kernels_round(const struct kernels *k, struct queue *q, const struct round_
         (struct launch){.grid = {(uint32_t)rows}, .threads = 256, .programmatic = programmatic}, a);
 }
 
+/* Shared memory by what this many tokens need: a small block starts beside other kernels'. */
+static void launch_route(const struct kernels *k, struct queue *q, const struct route_args *a,
+                         bool programmatic)
+{
+    struct route_args args = *a;
+    struct kernel route = k->route;
+    size_t row = (size_t)a->n_local * sizeof(uint32_t), counts = ROUTE_WARPS * row;
+    size_t words = ((size_t)a->n_tokens + 31) / 32;
+    if (words > ROUTE_SMEM / (2 * row)) words = ROUTE_SMEM / (2 * row);
+    args.set_words = (int32_t)words;
+    route.smem_bytes = (uint32_t)(2 * words * row > counts ? 2 * words * row : counts);
+    args.block_tokens = a->n_tokens <= ROUTE_FEW                          ? ROUTE_FEW
+                        : a->n_tokens <= ROUTE_SPREAD * (int32_t)k->n_sms ? ROUTE_SPREAD
+                                                                          : ROUTE_WARPS;
+    struct launch l = {
+        .grid = {(uint32_t)((a->n_tokens + args.block_tokens - 1) / args.block_tokens)},
+        .threads = ROUTE_WARPS * 32,
+        .programmatic = programmatic};
+    queue_launch(q, &route, l, &args);
+}
+
 void kernels_route(const struct kernels *k, struct queue *q, const struct route_args *a,
                    bool programmatic)
 {
-    CHECK(a->n_experts <= k->s.n_experts && a->n_local <= k->s.n_experts &&
-          a->top_k <= ROUTE_TOP_K_MAX);
+    CHECK(a->n_experts <= k->s.n_experts && a->n_local >= 1 && a->n_local <= k->s.n_experts &&
+          a->top_k <= ROUTE_TOP_K_MAX && a->n_tokens <= ROUTE_TOKENS_MAX);
+    if (a->logits) {
+        launch_route(k, q, a, programmatic);
+        return;
+    }
     struct launch l = {.grid = {1}, .threads = ROUTE_WARPS * 32, .programmatic = programmatic};
-    if (a->logits) l.grid[0] = ((uint32_t)a->n_tokens + ROUTE_WARPS - 1) / ROUTE_WARPS;
-    queue_launch(q, a->logits ? &k->route : &k->route_plan, l, a);
+    queue_launch(q, &k->route_plan, l, a);
 }
 
 int32_t kernels_attn_tokens(const struct kernels *k, attn_kind_t kind)
@@ -268,23 +309,19 @@ void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct 
     queue_launch(q, &k->attn_prefix, l, a);
 }
 
-int32_t kernels_sample_parts(const struct kernels *k)
-{
-    return (k->s.vocab + SAMPLE_PART - 1) / SAMPLE_PART;
-}
-
 void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,
                     int32_t rows, bool programmatic)
 {
     CHECK(a->vocab == k->s.vocab && a->ld % 4 == 0);
     if (rows < 1) return;
     struct launch row = {.grid = {(uint32_t)rows}, .threads = 256, .programmatic = programmatic};
-    struct launch part = {.grid = {(uint32_t)kernels_sample_parts(k), (uint32_t)rows},
-                          .threads = 256,
-                          .programmatic = programmatic};
     queue_launch(q, &k->sample_adjust, row, a);
-    queue_launch(q, &k->sample_scan, part, a);
-    queue_launch(q, &k->sample_measure, part, a);
+    queue_launch(q, &k->sample_row,
+                 (struct launch){.grid = {SAMPLE_CLUSTER, (uint32_t)rows},
+                                 .threads = SAMPLE_THREADS,
+                                 .cluster = SAMPLE_CLUSTER,
+                                 .programmatic = programmatic},
+                 a);
     row.threads = 1024;
     queue_launch(q, &k->sample_finish, row, a);
 }

@@ -200,6 +200,7 @@ struct attn_args {
 
 #define ROUTE_EXPERTS_MAX 512
 #define ROUTE_TOP_K_MAX   64
+#define ROUTE_TOKENS_MAX  (1 << 20)
 
 /*
  * Softmax of the router's logits, the top k (ties to the lower index), weights rounded once to
@@ -216,12 +217,16 @@ struct route_args {
     uint32_t *ticket;  /* one zero; zero again afterwards */
     int32_t n_tokens, n_experts, top_k, first, n_local;
     int32_t normalise; /* weights of a token add to 1 */
+    int32_t set_words;    /* these two are filled in by the launcher: tokens / 32 with room, */
+    int32_t block_tokens; /* and tokens of a block */
 };
 
 /* --- sampling: sample.h on the device --------------------------------------------------------- */
 
 #define SAMPLE_TOP_MAX   128
-#define SAMPLE_PART      4096 /* logits a block */
+#define SAMPLE_PART      4096 /* logits whose sum has lanes of its own */
+#define SAMPLE_CLUSTER   8    /* blocks a row */
+#define SAMPLE_ORDER     1024
 #define SAMPLE_VOCAB_MAX (1 << 18)
 
 struct sample_spec {
@@ -247,23 +252,24 @@ struct sample_result {
     float top_logprobs[SAMPLE_TOP_MAX];
 };
 
-struct sample_part { /* of SAMPLE_PART logits of one row */
+/* A row between its kernels. */
+struct sample_state {
+    double sum;   /* of exp(x - max) */
+    uint64_t end; /* the keys below it are `order`'s */
     float max;
-    int32_t arg;          /* its first place */
-    int32_t n_low, n_bad; /* -inf; NaN or +inf */
-    float sum;            /* of exp(x - the row's max), by lanes */
-    float score;          /* best of the block's draw */
-    int32_t drawn;        /* its id, -1: none */
+    int32_t arg; /* its first place */
+    int32_t finite, n_order;
 };
 
 struct sample_args {
-    float *logits; /* [rows][ld], overwritten; ld a multiple of 4 */
+    float *logits; /* [rows][ld], penalised and biased in place; ld a multiple of 4, 16-byte rows */
     int64_t ld;
     const struct sample_spec *specs; /* [rows] */
     struct sample_result *out;       /* [rows] */
     int32_t *next_ids;         /* [rows]: out[i].id again, for the next step; NULL: not wanted */
-    struct sample_part *parts; /* [rows][kernels_sample_parts()] */
-    int32_t *lowered;          /* [rows][2] */
+    struct sample_state *states; /* [rows] */
+    uint64_t *order;             /* [rows][SAMPLE_ORDER] first tokens, where a row wants them */
+    int32_t *lowered;            /* [rows][2] */
     uint32_t *counts;          /* [rows][vocab] zeros; zeros again afterwards */
     int32_t vocab;
 };
@@ -332,8 +338,7 @@ void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q,
 void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a,
                          bool programmatic);
 
-int32_t kernels_sample_parts(const struct kernels *k); /* a row */
-/* Four kernels. */
+/* Three kernels. */
 void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,
                     int32_t rows, bool programmatic);
 #endif

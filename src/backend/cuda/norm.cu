@@ -2,9 +2,11 @@
  * norm.cu - residual stream and RMSNorm, fused with what produces the residual.
  *
  *   grid     one block a row, NORM_THREADS threads, 8 elements a thread and turn
- *   memory   [NORM_MAX] f32 of the row in shared memory
- *   roles    all: make x, write it, keep it in shared memory; half a warp: the 16 lane chains of
- *            the sum of squares (16 banks a step: no conflicts); all: scale and round
+ *   memory   [NORM_MAX] f32 of the row in shared memory, zeros behind it up to whole blocks of the
+ *            lane chains; TURNS * 8 of each in registers
+ *   roles    all: norm weights before the wait; make x, write it, keep it; half a warp: the 16 lane
+ *            chains of the sum of squares (16 banks a step: no conflicts), the next 16 links'
+ *            elements on their way while it adds; all: scale and round
  *   bound    bytes: (4 to 8 + 2) n a row, COMBINE 2 n top_k more.  At few rows the lane chain of n
  *            / 16 FMAs is what counts: 0.3 us for n = 2048, the price of the CPU's bits.
  */
@@ -12,7 +14,12 @@
 #include "backend/cuda/numerics.cuh"
 #include "backend/cuda/ptx.cuh"
 
-enum { NORM_THREADS = 256, TOP_K_MAX = 64 };
+enum {
+    NORM_THREADS = 256,
+    TURN = NORM_THREADS * 8,
+    CHAIN = 16, /* links of a lane's chain whose elements are loaded at once */
+    AHEAD = 8   /* expert rows in flight */
+};
 
 struct eight {
     float f[8];
@@ -30,11 +37,15 @@ __device__ __forceinline__ void store_f32(float *p, const struct eight &v)
     ((float4 *)p)[1] = make_float4(v.f[4], v.f[5], v.f[6], v.f[7]);
 }
 
-__device__ __forceinline__ struct eight load_bf16(const uint16_t *p)
+__device__ __forceinline__ struct eight eight_of(uint4 u)
 {
-    uint4 u = *(const uint4 *)p;
     return {{bf16_lo(u.x), bf16_hi(u.x), bf16_lo(u.y), bf16_hi(u.y), bf16_lo(u.z), bf16_hi(u.z),
              bf16_lo(u.w), bf16_hi(u.w)}};
+}
+
+__device__ __forceinline__ struct eight load_bf16(const uint16_t *p)
+{
+    return eight_of(*(const uint4 *)p);
 }
 
 /* The experts' sum at columns [i, i + 8); false: no expert contributes. */
@@ -42,25 +53,47 @@ __device__ __forceinline__ bool combine(struct eight *out, const struct norm_arg
                                         const int32_t *row_of, const float *weight, int i)
 {
     bool any = false;
-#pragma unroll 4
-    for (int j = 0; j < a.top_k; j++) {
-        if (row_of[j] < 0) continue;
-        struct eight r = load_bf16(a.expert + (size_t)row_of[j] * a.n + i);
+    for (int j0 = 0; j0 < a.top_k; j0 += AHEAD) {
+        uint4 r[AHEAD];
 #pragma unroll
-        for (int e = 0; e < 8; e++)
-            out->f[e] =
-                any ? __fmaf_rn(weight[j], r.f[e], out->f[e]) : __fmul_rn(weight[j], r.f[e]);
-        any = true;
+        for (int u = 0; u < AHEAD; u++) /* where there is no row, row 0: never added */
+            if (j0 + u < a.top_k)
+                r[u] = *(const uint4 *)(a.expert + (size_t)max(row_of[j0 + u], 0) * a.n + i);
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+            if (j0 + u >= a.top_k || row_of[j0 + u] < 0) continue;
+            struct eight x = eight_of(r[u]);
+            float w = weight[j0 + u];
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                out->f[e] = any ? __fmaf_rn(w, x.f[e], out->f[e]) : __fmul_rn(w, x.f[e]);
+            any = true;
+        }
     }
     return any;
 }
 
+/* Of `row`, which has zeros behind it: an FMA of 0 leaves a sum of squares as it is. */
 __device__ __forceinline__ float inverse_rms(const float *row, int n, float eps)
 {
-    float acc = 0.0f;
-#pragma unroll 16
-    for (int i = threadIdx.x & 15; i < n; i += 16)
-        acc = __fmaf_rn(row[i], row[i], acc);
+    float acc = 0.0f, next[CHAIN];
+    row += threadIdx.x & 15;
+#pragma unroll
+    for (int i = 0; i < CHAIN; i++)
+        next[i] = row[i * 16];
+    for (int i0 = 0; i0 < n; i0 += CHAIN * 16) {
+        float x[CHAIN];
+#pragma unroll
+        for (int i = 0; i < CHAIN; i++)
+            x[i] = next[i];
+        if (i0 + CHAIN * 16 < n)
+#pragma unroll
+            for (int i = 0; i < CHAIN; i++)
+                next[i] = row[i0 + (CHAIN + i) * 16];
+#pragma unroll
+        for (int i = 0; i < CHAIN; i++)
+            acc = __fmaf_rn(x[i], x[i], acc);
+    }
     float mean = __fdiv_rn(lanes_sum(acc), (float)n);
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
 }
@@ -87,14 +120,22 @@ __device__ __forceinline__ struct eight residual(const struct norm_args &a, size
     return v;
 }
 
-template <norm_source_t SOURCE>
+/* TURNS * TURN >= a.n. */
+template <norm_source_t SOURCE, int TURNS>
 __device__ __forceinline__ void norm_row(const struct norm_args &a)
 {
-    __shared__ __align__(16) float s[NORM_MAX];
-    __shared__ int32_t row_of[TOP_K_MAX];
-    __shared__ float weight[TOP_K_MAX];
+    __shared__ __align__(16) float s[TURNS * TURN];
+    __shared__ int32_t row_of[ROUTE_TOP_K_MAX];
+    __shared__ float weight[ROUTE_TOP_K_MAX];
     __shared__ float inverse;
     griddepcontrol_launch_dependents();
+    uint4 w[TURNS];
+    struct eight v[TURNS];
+#pragma unroll
+    for (int t = 0; t < TURNS; t++) {
+        int i = t * TURN + threadIdx.x * 8;
+        if (i < a.n && a.out) w[t] = *(const uint4 *)(a.w + i);
+    }
     griddepcontrol_wait();
     size_t row = SOURCE == NORM_PLAIN && a.pick ? a.pick[blockIdx.x] : blockIdx.x;
     if (SOURCE == NORM_COMBINE) {
@@ -104,10 +145,15 @@ __device__ __forceinline__ void norm_row(const struct norm_args &a)
         }
         __syncthreads();
     }
-    for (int i = threadIdx.x * 8; i < a.n; i += NORM_THREADS * 8) {
-        struct eight v = residual<SOURCE>(a, row, i, row_of, weight);
-        store_f32(s + i, v);
-        if (SOURCE != NORM_PLAIN) store_f32(a.x + row * a.n + i, v);
+#pragma unroll
+    for (int t = 0; t < TURNS; t++) {
+        int i = t * TURN + threadIdx.x * 8;
+        v[t] = {};
+        if (i < a.n) {
+            v[t] = residual<SOURCE>(a, row, i, row_of, weight);
+            if (SOURCE != NORM_PLAIN) store_f32(a.x + row * a.n + i, v[t]);
+        }
+        store_f32(s + i, v[t]);
     }
     if (!a.out) return;
     __syncthreads();
@@ -116,23 +162,29 @@ __device__ __forceinline__ void norm_row(const struct norm_args &a)
         if (threadIdx.x == 0) inverse = inv;
     }
     __syncthreads();
-    for (int i = threadIdx.x * 8; i < a.n; i += NORM_THREADS * 8) {
-        struct eight v = load_f32(s + i), w = load_bf16(a.w + i);
+#pragma unroll
+    for (int t = 0; t < TURNS; t++) {
+        int i = t * TURN + threadIdx.x * 8;
+        if (i >= a.n) continue;
+        struct eight x = v[t], f = eight_of(w[t]);
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            v.f[e] = __fmul_rn(__fmul_rn(v.f[e], inverse), w.f[e]);
+            x.f[e] = __fmul_rn(__fmul_rn(x.f[e], inverse), f.f[e]);
         *(uint4 *)(a.out + (size_t)blockIdx.x * a.n + i) =
-            make_uint4(bf16_pack(v.f[0], v.f[1]), bf16_pack(v.f[2], v.f[3]),
-                       bf16_pack(v.f[4], v.f[5]), bf16_pack(v.f[6], v.f[7]));
+            make_uint4(bf16_pack(x.f[0], x.f[1]), bf16_pack(x.f[2], x.f[3]),
+                       bf16_pack(x.f[4], x.f[5]), bf16_pack(x.f[6], x.f[7]));
     }
 }
 
-#define NORM(name, source)                                     \
-    extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
-        name(const __grid_constant__ struct norm_args a)       \
-    {                                                          \
-        norm_row<source>(a);                                   \
+/* Rows up to 2,048, 4,096 and 8,192 columns. */
+#define NORM_OF(name, source, turns)                               \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS)     \
+        name##_##turns(const __grid_constant__ struct norm_args a) \
+    {                                                              \
+        norm_row<source, turns>(a);                                \
     }
+#define NORM(name, source) \
+    NORM_OF(name, source, 1) NORM_OF(name, source, 2) NORM_OF(name, source, 4)
 NORM(norm_plain, NORM_PLAIN)
 NORM(norm_embed, NORM_EMBED)
 NORM(norm_add, NORM_ADD)

@@ -27,19 +27,27 @@ __device__ __forceinline__ float inverse_rms(const float x[E], float eps)
 }
 
 template <int E>
-__device__ __forceinline__ void norm_rotate(float x[E], float inv, const uint16_t *w,
-                                            const float *cs, const float *sn)
+__device__ __forceinline__ void norm_rotate(float x[E], float inv, const float w[E],
+                                            const float cs[E / 2], const float sn[E / 2])
 {
-    int lane = threadIdx.x & 15;
 #pragma unroll
     for (int i = 0; i < E; i++)
-        x[i] = __fmul_rn(__fmul_rn(x[i], inv), bf16_f32(w[lane + 16 * i]));
+        x[i] = __fmul_rn(__fmul_rn(x[i], inv), w[i]);
 #pragma unroll
     for (int i = 0; i < E / 2; i++) {
-        float a = x[i], b = x[i + E / 2], c = cs[lane + 16 * i], s = sn[lane + 16 * i];
-        x[i] = __fmaf_rn(a, c, -__fmul_rn(b, s));
-        x[i + E / 2] = __fmaf_rn(b, c, __fmul_rn(a, s));
+        float a = x[i], b = x[i + E / 2];
+        x[i] = __fmaf_rn(a, cs[i], -__fmul_rn(b, sn[i]));
+        x[i + E / 2] = __fmaf_rn(b, cs[i], __fmul_rn(a, sn[i]));
     }
+}
+
+template <kv_type_t TYPE>
+__device__ __forceinline__ void write_elem(char *at, float x, float scale)
+{
+    if (TYPE == KV_BF16)
+        *(uint16_t *)at = f32_bf16(x);
+    else
+        *(uint8_t *)at = (uint8_t)e4m3_pack(__fdiv_rn(x, scale), 0.0f);
 }
 
 template <kv_type_t TYPE, int E>
@@ -48,38 +56,43 @@ __device__ __forceinline__ void write_kv(char *tile, uint32_t row, const float x
     int lane = threadIdx.x & 15;
 #pragma unroll
     for (int i = 0; i < E; i++) {
-        char *at = tile + kv_elem<TYPE>(row, lane + 16 * i);
-        if (TYPE == KV_BF16)
-            *(uint16_t *)at = f32_bf16(x[i]);
-        else
-            *(uint8_t *)at = (uint8_t)e4m3_pack(__fdiv_rn(x[i], scale), 0.0f);
+        write_elem<TYPE>(tile + kv_elem<TYPE>(row, lane + 16 * i), x[i], scale);
     }
 }
 
+/* Everything that needs no arithmetic is on its way before the first sum: norm weights before the
+ * wait, angles and page as soon as position and sequence are there. */
 template <kv_type_t TYPE, int HEAD_DIM>
 __device__ __forceinline__ void rope_heads(const struct rope_args &a)
 {
     constexpr int E = HEAD_DIM / 16;
     griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
     int lane = threadIdx.x & 15, unit = blockIdx.y * ROPE_HEADS + threadIdx.x / 16;
     int n_units = a.n_heads + 2 * a.n_kv_heads;
-    size_t token = blockIdx.x;
-    bool active = unit < n_units && a.seq[token] >= 0; /* the others stay for the sum */
-    int32_t pos = active ? a.pos[token] : 0;
-    unit = active ? unit : 0;
-    float x[E];
-#pragma unroll
-    for (int i = 0; i < E; i++)
-        x[i] = a.qkv[token * a.ld + (size_t)unit * HEAD_DIM + lane + 16 * i];
     int head = unit - a.n_heads; /* >= 0: a k or v head */
     bool is_v = head >= a.n_kv_heads;
+    size_t token = blockIdx.x;
+    float x[E], w[E], cs[E / 2], sn[E / 2];
+#pragma unroll
+    for (int i = 0; i < E; i++)
+        w[i] = is_v ? 0.0f : bf16_f32((head < 0 ? a.q_norm : a.k_norm)[lane + 16 * i]);
+    griddepcontrol_wait();
+    bool active = unit < n_units; /* the others stay for the sum */
+    int32_t pos = a.pos[token], seq = a.seq[token];
+#pragma unroll
+    for (int i = 0; i < E; i++)
+        x[i] = active ? a.qkv[token * a.ld + (size_t)unit * HEAD_DIM + lane + 16 * i] : 0.0f;
+    active &= seq >= 0;
+    size_t page = 0, angle = active ? (size_t)pos * (HEAD_DIM / 2) : 0;
+    if (active && head >= 0) page = a.tables[seq * a.table_ld + pos / KV_ROWS];
+#pragma unroll
+    for (int i = 0; i < E / 2; i++) {
+        cs[i] = a.cos[angle + lane + 16 * i];
+        sn[i] = a.sin[angle + lane + 16 * i];
+    }
     float inv = inverse_rms<E>(x, a.eps);
     if (!active) return;
-    if (!is_v) {
-        size_t angle = (size_t)pos * (HEAD_DIM / 2);
-        norm_rotate<E>(x, inv, head < 0 ? a.q_norm : a.k_norm, a.cos + angle, a.sin + angle);
-    }
+    if (!is_v) norm_rotate<E>(x, inv, w, cs, sn);
     if (head < 0) {
         uint16_t *q = a.q + (token * a.n_heads + unit) * HEAD_DIM;
 #pragma unroll
@@ -87,7 +100,6 @@ __device__ __forceinline__ void rope_heads(const struct rope_args &a)
             q[lane + 16 * i] = f32_bf16(x[i]);
         return;
     }
-    size_t page = a.tables[a.seq[token] * a.table_ld + pos / KV_ROWS];
     if (is_v) head -= a.n_kv_heads;
     size_t tile = (page * a.n_kv_heads + head) * (KV_ROWS * HEAD_DIM * (TYPE == KV_BF16 ? 2 : 1));
     write_kv<TYPE, E>((char *)(is_v ? a.v : a.k) + tile, pos % KV_ROWS, x,

@@ -2,22 +2,30 @@
  * route.cu - router logits to experts, weights and rows.
  *
  *   route_4, _8, _16   one warp a token, that many experts a thread (e = lane + 32 i); the last
- *                      block to finish makes the plan
+ *                      block to finish makes the plan; few tokens are one block.  A warp's choice
+ *                      is some 900 instructions: where there are multiprocessors enough, a block
+ *                      has fewer tokens than warps
  *   route_plan         the plan alone, from packed ids; one block
  *
- *   plan     a counting sort by one block: each warp counts its equal share of the entries by
- *            expert (match_any: a leader a value, so no atomics), one thread an expert adds up the
- *            warps and a scan the experts, then the warps walk their share again and give out rows
- *            in order
- *   memory   [warps][n_local] counts, dynamic
- *   bound    none that matters: 4 n_experts bytes a token; 65,536 entries are 64 turns of each
- *            warp, twice
+ *   plan     for choices of the kernel's own, which name an expert once a token: for 32 tokens and
+ *            an expert one word, a bit a token that chose it (ROUTE_SET); one thread an expert
+ *            counts bits, a scan over the experts gives their first rows, and the bits below a
+ *            token's give its place.  For any ids: a counting sort, each warp counts its equal
+ *            share of the entries by expert (match_any: a leader a value, so no atomics), one
+ *            thread an expert adds up the warps and a scan the experts, then the warps walk their
+ *            share again and give out rows in order
+ *   memory   sets: words and rows before each of them [tokens / 32][n_local], where they do not
+ *            fit in turns; counting sort: [warps][n_local]; dynamic
+ *   bound    none that matters: 4 n_experts bytes a token; few tokens wait for one load of logits,
+ *            top_k picks of two warp reductions and four barriers
  */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/numerics.cuh"
 #include "backend/cuda/ptx.cuh"
 
 enum { ROUTE_WARPS = 32, ROUTE_THREADS = ROUTE_WARPS * 32 };
+
+extern __shared__ uint32_t smem[];
 
 /* kernels.inc, exp_sum: elements of lane l of a sum lie in threads l and l + 16, in turns. */
 template <int N>
@@ -33,38 +41,50 @@ __device__ __forceinline__ float sum_of(const float p[N])
     return lanes_sum(acc);
 }
 
+/* A whole number in the order of x, NaN before all. */
+__device__ __forceinline__ int32_t order_of(float x)
+{
+    int32_t i = __float_as_int(x);
+    return isnan(x) ? INT32_MIN : i ^ (i >> 31 & 0x7fffffff);
+}
+
 /* p = exp(logit - max), NaN where the CPU has one; returns their sum. */
 template <int N>
 __device__ __forceinline__ float softmax(float p[N], const float *logits, int n)
 {
     int lane = threadIdx.x & 31;
-    float max = MINUS_INF;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        p[i] = lane + 32 * i < n ? logits[lane + 32 * i] : MINUS_INF;
-        max = fmaxf(max, p[i]);
-    }
-    for (int w = 1; w < 32; w *= 2)
-        max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, w));
-    float first = __shfl_sync(FULL_WARP, p[0], 0);
-    if (isnan(first)) max = first;
 #pragma unroll
     for (int i = 0; i < N; i++)
-        p[i] = lane + 32 * i < n ? exp_cpu<true>(__fsub_rn(p[i], max)) : 0.0f;
+        p[i] = lane + 32 * i < n ? logits[lane + 32 * i] : MINUS_INF;
+    int32_t most = INT32_MIN;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        most = max(most, order_of(p[i]));
+    most = __reduce_max_sync(FULL_WARP, most);
+    float top = __int_as_float(most ^ (most >> 31 & 0x7fffffff));
+    float first = __shfl_sync(FULL_WARP, p[0], 0);
+    if (isnan(first)) top = first;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        p[i] = lane + 32 * i < n ? exp_cpu<true>(__fsub_rn(p[i], top)) : 0.0f;
     return sum_of<N>(p);
 }
 
+/* id[h]: the expert of place lane + 32 h, -1: none.  False: one may be named twice, since NaN left
+ * too few to choose from. */
 template <int N>
-__device__ __forceinline__ void top_k(const struct route_args &a, int token)
+__device__ __forceinline__ bool top_k(const struct route_args &a, int token, int32_t id[2])
 {
     int lane = threadIdx.x & 31;
+    bool distinct = true;
     float p[N];
+    bool nowhere = a.seq && a.seq[token] < 0;
     float sum = softmax<N>(p, a.logits + (size_t)token * a.n_experts, a.n_experts);
     uint32_t key[N]; /* 0: no candidate; else bits of p + 1 */
 #pragma unroll
     for (int i = 0; i < N; i++)
         key[i] = lane + 32 * i < a.n_experts && p[i] >= 0.0f ? __float_as_uint(p[i]) + 1 : 0;
-    int32_t id[2] = {0, 0}; /* of places lane and lane + 32 */
+    id[0] = id[1] = -1;
     float w[2] = {0.0f, 0.0f}, total = 0.0f;
     for (int j = 0; j < a.top_k; j++) {
         uint32_t best = 0, at = 0;
@@ -78,6 +98,7 @@ __device__ __forceinline__ void top_k(const struct route_args &a, int token)
         at = __reduce_min_sync(FULL_WARP, best == top && top ? at : 0xffffffffu);
         float weight = top ? __fdiv_rn(__uint_as_float(top - 1), sum) : __int_as_float(0x7fffffff);
         total = __fadd_rn(total, weight);
+        distinct &= top != 0;
 #pragma unroll
         for (int i = 0; i < N; i++)
             if (lane + 32 * i == (int)at) key[i] = 0;
@@ -88,15 +109,15 @@ __device__ __forceinline__ void top_k(const struct route_args &a, int token)
             w[h] = here ? weight : w[h];
         }
     }
-    bool nowhere = a.seq && a.seq[token] < 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int j = lane + 32 * h;
         float weight = a.normalise ? __fdiv_rn(w[h], total) : w[h];
+        if (nowhere) id[h] = -1;
         if (j < a.top_k)
-            a.packed[(size_t)token * a.top_k + j] =
-                (uint32_t)(nowhere ? -1 : id[h]) << 16 | f32_bf16(weight);
+            a.packed[(size_t)token * a.top_k + j] = (uint32_t)id[h] << 16 | f32_bf16(weight);
     }
+    return distinct || nowhere;
 }
 
 /* The entry's expert in this slice, or -1. */
@@ -107,17 +128,12 @@ __device__ __forceinline__ int local_expert(const struct route_args &a, int i, i
     return e >= 0 && e < a.n_local ? e : -1;
 }
 
-/* counts[w][e] = the first row of warp w's entries of expert e.  Threads above n_local help to
- * scan. */
-__device__ __forceinline__ void scan_counts(const struct route_args &a, uint32_t *counts,
-                                            int n_warps)
+/* The rows of experts before this thread's: offsets, and the sum itself.  Threads above n_local
+ * help to scan; the block comes here once. */
+__device__ __forceinline__ uint32_t scan_experts(const struct route_args &a, uint32_t mine)
 {
     __shared__ uint32_t warp_sum[ROUTE_WARPS];
     int e = threadIdx.x, lane = e & 31;
-    uint32_t mine = 0;
-    if (e < a.n_local)
-        for (int w = 0; w < n_warps; w++)
-            mine += counts[w * a.n_local + e];
     uint32_t sum = mine;
     for (int w = 1; w < 32; w *= 2) {
         uint32_t x = __shfl_up_sync(FULL_WARP, sum, w);
@@ -126,10 +142,110 @@ __device__ __forceinline__ void scan_counts(const struct route_args &a, uint32_t
     if (lane == 31) warp_sum[e / 32] = sum;
     __syncthreads();
     uint32_t at = sum - mine;
+    if (e >= a.n_local) return 0;
     for (int w = 0; w < e / 32; w++)
         at += warp_sum[w];
-    if (e < a.n_local) a.offsets[e] = (int32_t)at;
+    a.offsets[e] = (int32_t)at;
     if (e == a.n_local - 1) a.offsets[e + 1] = (int32_t)(at + mine);
+    return at;
+}
+
+/* --- plan of sets */
+
+struct sets {
+    uint32_t *words;  /* [room][n_local] */
+    uint32_t *before; /* [room][n_local]: the row of the word's first bit */
+    int room;         /* words of tokens */
+};
+
+__device__ __forceinline__ struct sets sets_at(const struct route_args &a)
+{
+    return {smem, smem + (size_t)a.set_words * a.n_local, a.set_words};
+}
+
+__device__ __forceinline__ void clear_words(const struct route_args &a, const struct sets &s)
+{
+    for (int i = threadIdx.x; i < s.room * a.n_local; i += ROUTE_THREADS)
+        s.words[i] = 0;
+}
+
+/* Bits of the tokens from `first` on, as many as there is room for. */
+__device__ __forceinline__ void fill_words(const struct route_args &a, const struct sets &s,
+                                           int first)
+{
+    int end = min(a.n_tokens, first + s.room * 32) * a.top_k;
+    clear_words(a, s);
+    __syncthreads();
+#pragma unroll 4
+    for (int i = first * a.top_k + threadIdx.x; i < end; i += ROUTE_THREADS) {
+        int e = local_expert(a, i, end), t = i / a.top_k - first;
+        if (e >= 0) atomicOr(s.words + t / 32 * a.n_local + e, 1u << t % 32);
+    }
+    __syncthreads();
+}
+
+/* This thread's expert in these words: before[] from `at` on; returns the row behind them. */
+__device__ __forceinline__ uint32_t count_words(const struct route_args &a, const struct sets &s,
+                                                uint32_t at)
+{
+    if (threadIdx.x >= a.n_local) return 0;
+#pragma unroll 8
+    for (int w = 0; w < s.room; w++) {
+        s.before[w * a.n_local + threadIdx.x] = at;
+        at += __popc(s.words[w * a.n_local + threadIdx.x]);
+    }
+    return at;
+}
+
+/* The row of entry i, whose expert is e, of token t of these words. */
+__device__ __forceinline__ void give_row(const struct route_args &a, const struct sets &s, int i,
+                                         int e, int t, int first)
+{
+    int at = t / 32 * a.n_local + e;
+    int32_t row = -1;
+    if (e >= 0) {
+        row = (int32_t)(s.before[at] + __popc(s.words[at] & ((1u << t % 32) - 1)));
+        a.token_of[row] = first + t;
+    }
+    a.row_of[i] = row;
+}
+
+/* By all of a block, from packed choices. */
+__device__ __forceinline__ void plan_sets(const struct route_args &a, const struct sets &s)
+{
+    int step = s.room * 32;
+    uint32_t n = 0;
+    for (int first = 0; first < a.n_tokens; first += step) {
+        fill_words(a, s, first);
+        n = count_words(a, s, n);
+    }
+    uint32_t at = scan_experts(a, n);
+    for (int first = 0; first < a.n_tokens; first += step) {
+        if (a.n_tokens > step) {
+            __syncthreads();
+            fill_words(a, s, first);
+        }
+        at = count_words(a, s, at);
+        __syncthreads();
+        int end = min(a.n_tokens, first + step) * a.top_k;
+#pragma unroll 4
+        for (int i = first * a.top_k + threadIdx.x; i < end; i += ROUTE_THREADS)
+            give_row(a, s, i, local_expert(a, i, end), i / a.top_k - first, first);
+    }
+}
+
+/* --- plan of any ids */
+
+/* counts[w][e] = the first row of warp w's entries of expert e. */
+__device__ __forceinline__ void scan_counts(const struct route_args &a, uint32_t *counts,
+                                            int n_warps)
+{
+    int e = threadIdx.x;
+    uint32_t mine = 0;
+    if (e < a.n_local)
+        for (int w = 0; w < n_warps; w++)
+            mine += counts[w * a.n_local + e];
+    uint32_t at = scan_experts(a, mine);
     if (e < a.n_local)
         for (int w = 0; w < n_warps; w++) {
             uint32_t n = counts[w * a.n_local + e];
@@ -141,7 +257,7 @@ __device__ __forceinline__ void scan_counts(const struct route_args &a, uint32_t
 /* By all of a block. */
 __device__ __forceinline__ void plan(const struct route_args &a)
 {
-    extern __shared__ uint32_t counts[];
+    uint32_t *counts = smem;
     int n = a.n_tokens * a.top_k, share = (n + ROUTE_THREADS - 1) / ROUTE_THREADS * 32;
     int n_warps = share ? (n + share - 1) / share : 0, warp = threadIdx.x / 32,
         lane = threadIdx.x & 31;
@@ -171,31 +287,80 @@ __device__ __forceinline__ void plan(const struct route_args &a)
     }
 }
 
+/* --- the kernels */
+
+/* Few tokens, one a warp: the only block. */
+template <int N>
+__device__ __forceinline__ void route_few(const struct route_args &a)
+{
+    struct sets s = sets_at(a);
+    int token = threadIdx.x / 32, lane = threadIdx.x & 31;
+    int32_t e[2];
+    bool distinct = true;
+    if (token < a.n_tokens) {
+        distinct = top_k<N>(a, token, e);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int local = e[h] < 0 ? -1 : e[h] - a.first;
+            e[h] = local >= 0 && local < a.n_local ? local : -1;
+            if (e[h] >= 0) atomicOr(s.words + e[h], 1u << token);
+        }
+    }
+    if (!__syncthreads_and(distinct)) {
+        plan(a);
+        return;
+    }
+    uint32_t n = threadIdx.x < a.n_local ? __popc(s.words[threadIdx.x]) : 0;
+    uint32_t at = scan_experts(a, n);
+    if (threadIdx.x < a.n_local) s.before[threadIdx.x] = at;
+    __syncthreads();
+    if (token >= a.n_tokens) return;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if (lane + 32 * h < a.top_k)
+            give_row(a, s, token * a.top_k + lane + 32 * h, e[h], token, 0);
+}
+
+/* *ticket counts blocks, and in its upper half those with a token whose experts are not distinct.
+ */
 template <int N>
 __device__ __forceinline__ void route(const struct route_args &a)
 {
-    __shared__ bool is_last;
+    __shared__ uint32_t seen;
     griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
-    int token = blockIdx.x * ROUTE_WARPS + threadIdx.x / 32;
-    if (token < a.n_tokens) top_k<N>(a, token);
-    __threadfence();
+    bool few = gridDim.x == 1;
+    if (few) clear_words(a, sets_at(a));
     __syncthreads();
+    griddepcontrol_wait();
+    if (few) {
+        route_few<N>(a);
+        return;
+    }
+    int warp = threadIdx.x / 32, token = blockIdx.x * a.block_tokens + warp;
+    int32_t id[2];
+    bool chooses = warp < a.block_tokens && token < a.n_tokens;
+    bool distinct = chooses ? top_k<N>(a, token, id) : true;
+    distinct = __syncthreads_and(distinct);
     if (threadIdx.x == 0) {
-        is_last = atomicAdd(a.ticket, 1) == gridDim.x - 1;
-        if (is_last) *a.ticket = 0;
+        uint32_t one = distinct ? 1 : 0x10001;
+        __threadfence();
+        seen = atomicAdd(a.ticket, one) + one;
+        if ((seen & 0xffff) == gridDim.x) *a.ticket = 0;
     }
     __syncthreads();
-    if (!is_last) return;
+    if ((seen & 0xffff) != gridDim.x) return;
     __threadfence();
-    plan(a);
+    if (seen >> 16)
+        plan(a);
+    else
+        plan_sets(a, sets_at(a));
 }
 
-#define ROUTE(n)                                                \
-    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) \
-        route_##n(const __grid_constant__ struct route_args a)  \
-    {                                                           \
-        route<n>(a);                                            \
+#define ROUTE(n)                                                   \
+    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 1) \
+        route_##n(const __grid_constant__ struct route_args a)     \
+    {                                                              \
+        route<n>(a);                                               \
     }
 ROUTE(4)
 ROUTE(8)

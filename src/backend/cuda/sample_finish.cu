@@ -1,23 +1,21 @@
 /*
- * sample_finish.cu - the last of sample.cu's kernels: filters, their draw, top logprobs, the
- * result.
+ * sample_finish.cu - the last of sample.cu's kernels: filters, their draw, top logprobs.
  *
- *   grid     a block a row, 1024 threads
+ *   grid     a block a row, 1024 threads; rows that are done leave at once
  *   memory   SORT_MAX keys, a histogram, SEGMENT doubles
- *   roles    all: histograms over the row, gathering and sorting the next run of tokens in order,
- *            the exact comparisons; thread 0: sums in order
- *   bound    the results of the row's blocks; where it must sort, all logits at least twice
- *
- * Order of tokens = falling x, ties to the lower id, as one 64-bit key: distance below the maximum
- * in 1/64 nat (11 bits: so that the first histogram spreads what matters), x (32), id (18).
+ *   roles    all: sorting the first tokens in order as sample_row left them; where those are not
+ *            enough, histograms over the row, gathering and sorting the next run; the exact
+ *            comparisons; thread 0: sums in order
+ *   bound    the sort, a few us; where the first tokens are not enough, all logits twice a run
  */
 #include "backend/cuda/sample.cuh"
 
-enum { SORT_MAX = 1024, BINS = 2048, SEGMENT = 256 };
+enum { SORT_MAX = SAMPLE_ORDER, BINS = ORDER_BINS, SEGMENT = 256 };
+static_assert(SORT_MAX == FINISH_THREADS, "a thread a key");
 
 struct finish {
     const struct sample_spec *s;
-    const float *x;
+    const float *logits;
     int vocab;
     struct draw top;
     double sum;
@@ -27,21 +25,15 @@ struct finish {
     double *passed; /* [SEGMENT] */
     struct draw *room;
     uint32_t *word; /* [4] */
+    __device__ __forceinline__ float x(int32_t id) const
+    {
+        return logit(*s, logits, id);
+    }
+    __device__ __forceinline__ uint64_t key(int32_t id) const
+    {
+        return order_key(x(id), top.score, id);
+    }
 };
-
-__device__ __forceinline__ uint64_t order_key(const struct finish &f, int32_t id)
-{
-    float x = __fadd_rn(f.x[id], 0.0f); /* -0 is 0 */
-    uint32_t bin = (uint32_t)fminf((f.top.score - x) * 64.0f, (float)(BINS - 1));
-    uint32_t bits = __float_as_uint(x);
-    bits = bits & 0x80000000u ? bits : ~(bits | 0x80000000u); /* falling */
-    return (uint64_t)bin << 50 | (uint64_t)bits << 18 | (uint32_t)id;
-}
-
-__device__ __forceinline__ int32_t key_id(uint64_t key)
-{
-    return (int32_t)(key & (SAMPLE_VOCAB_MAX - 1));
-}
 
 /* Counts of the keys >= from whose bits above `shift + 11` are `prefix`, by the next bits. */
 __device__ __forceinline__ void histogram(const struct finish &f, uint64_t from, uint64_t prefix,
@@ -53,7 +45,7 @@ __device__ __forceinline__ void histogram(const struct finish &f, uint64_t from,
     uint32_t mask = (1u << bits) - 1,
              n_last = 0; /* the last bin holds nearly all at first: no atomics for it */
     for (int id = threadIdx.x; id < f.vocab; id += FINISH_THREADS) {
-        uint64_t key = order_key(f, id);
+        uint64_t key = f.key(id);
         if (key < from || key >> (shift + bits) != prefix) continue;
         uint32_t bin = (uint32_t)(key >> shift) & mask;
         if (bin == BINS - 1)
@@ -97,7 +89,7 @@ __device__ __forceinline__ void count_bins(const struct finish &f)
 __device__ __forceinline__ uint64_t batch_end(const struct finish &f, uint64_t from)
 {
     uint64_t prefix = 0;
-    int shift = 50, bits = 11;
+    int shift = ORDER_SHIFT, bits = 11;
     for (;;) {
         histogram(f, from, prefix, shift, bits);
         count_bins(f);
@@ -111,22 +103,16 @@ __device__ __forceinline__ uint64_t batch_end(const struct finish &f, uint64_t f
     }
 }
 
-/* keys = those in [from, to), in order; returns their number. */
-__device__ __forceinline__ int gather(const struct finish &f, uint64_t from, uint64_t to)
+/* The first n keys in order; the others are the largest there are. */
+__device__ __forceinline__ void sort(const struct finish &f, int n)
 {
-    if (threadIdx.x == 0) f.word[0] = 0;
-    f.keys[threadIdx.x] = ~(uint64_t)0;
-    __syncthreads();
-    for (int id = threadIdx.x; id < f.vocab; id += FINISH_THREADS) {
-        uint64_t key = order_key(f, id);
-        if (key >= from && key < to) f.keys[atomicAdd(f.word, 1)] = key;
-    }
-    __syncthreads();
-    int n = (int)f.word[0];
-    for (int size = 2; size <= SORT_MAX; size *= 2)
+    int all = 2;
+    while (all < n)
+        all *= 2;
+    for (int size = 2; size <= all; size *= 2)
         for (int step = size / 2; step; step /= 2) {
             int i = threadIdx.x, j = i ^ step;
-            if (j > i) {
+            if (j > i && i < all) {
                 uint64_t a = f.keys[i], b = f.keys[j];
                 if ((a > b) == ((i & size) == 0)) {
                     f.keys[i] = b;
@@ -135,12 +121,30 @@ __device__ __forceinline__ int gather(const struct finish &f, uint64_t from, uin
             }
             __syncthreads();
         }
+}
+
+/* keys = those in [from, to), in order; returns their number. */
+__device__ __forceinline__ int gather(const struct finish &f, uint64_t from, uint64_t to)
+{
+    if (threadIdx.x == 0) f.word[0] = 0;
+    f.keys[threadIdx.x] = ~(uint64_t)0;
+    __syncthreads();
+    for (int id = threadIdx.x; id < f.vocab; id += FINISH_THREADS) {
+        uint64_t key = f.key(id);
+        if (key >= from && key < to) f.keys[atomicAdd(f.word, 1)] = key;
+    }
+    __syncthreads();
+    int n = (int)f.word[0];
+    sort(f, n);
     return n;
 }
 
-__device__ __forceinline__ float weight_of(const struct finish &f, int32_t id)
+/* keys = sample_row's. */
+__device__ __forceinline__ void take(const struct finish &f, const uint64_t *order, int n)
 {
-    return exp_cpu<true>(__fsub_rn(f.x[id], f.top.score));
+    f.keys[threadIdx.x] = (int)threadIdx.x < n ? order[threadIdx.x] : ~(uint64_t)0;
+    __syncthreads();
+    sort(f, n);
 }
 
 /* sample.c, draw_sorted, over keys[0 .. n) of ranks `rank` ...; passed: the weight before them,
@@ -154,14 +158,15 @@ __device__ __forceinline__ bool draw_batch(const struct finish &f, int n, int ra
         int count = min(min(n - at, (int)SEGMENT), k - rank - at);
         if (count <= 0) return false;
         int32_t id = i < count ? key_id(f.keys[at + i]) : 0;
-        float e = exp_cpu<true>(__fsub_rn(f.x[id], f.top.score));
+        float x = f.x(id);
+        float e = exp_cpu<true>(__fsub_rn(x, f.top.score));
         if (i < count) f.passed[i] = (double)e;
         if (i == 0) f.word[2] = (uint32_t)count;
         __syncthreads();
         for (int j = 0; i == 0 && j < count; j++) {
-            double x = f.passed[j];
+            double e_j = f.passed[j];
             f.passed[j] = *passed;
-            *passed = __dadd_rn(*passed, x);
+            *passed = __dadd_rn(*passed, e_j);
         }
         __syncthreads();
         if (i < count && rank + at + i > 0 &&
@@ -170,8 +175,8 @@ __device__ __forceinline__ bool draw_batch(const struct finish &f, int n, int ra
         __syncthreads();
         int kept = (int)f.word[2];
         __syncthreads();
-        if (i < kept && f.x[id] != MINUS_INF)
-            *best = better(*best, {__fadd_rn(f.x[id], gumbel(noise_bits(f.noise, id))), id});
+        if (i < kept && x != MINUS_INF)
+            *best = better(*best, {__fadd_rn(x, gumbel(noise_bits(f.noise, id))), id});
         if (kept < count) return false;
     }
     return rank + n < k;
@@ -179,21 +184,26 @@ __device__ __forceinline__ bool draw_batch(const struct finish &f, int n, int ra
 
 __device__ __forceinline__ float logprob(const struct finish &f, int32_t id)
 {
-    if (id < 0 || id >= f.vocab || !isfinite(f.x[id]) || !(f.sum > 0.0)) return -3.0e38f;
-    float lp = (float)__dsub_rn(__dsub_rn((double)f.x[id], (double)f.top.score), log(f.sum));
-    return isfinite(lp) ? lp : -3.0e38f;
+    return id < 0 || id >= f.vocab ? -3.0e38f : logprob_of(f.x(id), f.top.score, f.sum);
 }
 
 /* Tokens in order as long as the draw or the list of top logprobs wants more. */
-__device__ __forceinline__ struct draw walk(const struct finish &f, struct sample_result *r,
+__device__ __forceinline__ struct draw walk(const struct finish &f, const struct sample_state &st,
+                                            const uint64_t *order, struct sample_result *r,
                                             bool drawing, int n_top)
 {
     struct draw best = {0.0f, -1};
     double passed = 0.0;
     uint64_t from = 0;
     for (int rank = 0, n; (drawing || rank < n_top) && rank < f.vocab; rank += n) {
-        uint64_t to = batch_end(f, from);
-        n = gather(f, from, to);
+        uint64_t to = st.end;
+        if (rank == 0 && st.n_order > 0) {
+            n = st.n_order;
+            take(f, order, n);
+        } else {
+            to = batch_end(f, from);
+            n = gather(f, from, to);
+        }
         if (n == 0) break;
         if (threadIdx.x < n && rank + (int)threadIdx.x < n_top) {
             int32_t id = key_id(f.keys[threadIdx.x]);
@@ -207,45 +217,6 @@ __device__ __forceinline__ struct draw walk(const struct finish &f, struct sampl
     return block_best<FINISH_THREADS>(best, f.room);
 }
 
-/* Whether the logits as they came were all finite. */
-__device__ __forceinline__ bool was_finite(const struct sample_part *parts, int n_parts,
-                                           const int32_t *lowered)
-{
-    int n_low = 0, n_bad = 0;
-    for (int i = threadIdx.x & 31; i < n_parts; i += 32) {
-        n_low += parts[i].n_low;
-        n_bad += parts[i].n_bad;
-    }
-    n_low = __reduce_add_sync(FULL_WARP, n_low);
-    n_bad = __reduce_add_sync(FULL_WARP, n_bad);
-    return n_bad + lowered[1] == 0 && n_low == lowered[0];
-}
-
-__device__ __forceinline__ double add_parts(const struct sample_part *parts, int n_parts)
-{
-    double sum = 0.0;
-    for (int i0 = 0; i0 < n_parts; i0 += 32) {
-        int i = i0 + (threadIdx.x & 31);
-        float part = i < n_parts ? parts[i].sum : 0.0f;
-        for (int j = 0; j < 32 && i0 + j < n_parts; j++)
-            sum = __dadd_rn(sum, (double)__shfl_sync(FULL_WARP, part, j));
-    }
-    return sum;
-}
-
-__device__ __forceinline__ int32_t choose(const struct finish &f, const struct sample_part *parts,
-                                          int n_parts, struct draw sorted)
-{
-    if (scored(*f.s)) return f.s->target;
-    if (greedy(*f.s) || !(f.sum > 0.0) || f.s->top_k == 1) return f.top.id;
-    if (filtered(*f.s, f.vocab)) return sorted.id < 0 ? 0 : sorted.id;
-    struct draw best = {0.0f, -1};
-    for (int i = threadIdx.x & 31; i < n_parts; i += 32)
-        best = better(best, {parts[i].score, parts[i].drawn});
-    best = warp_best(best);
-    return best.id < 0 ? 0 : best.id;
-}
-
 extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     sample_finish(const __grid_constant__ struct sample_args a)
 {
@@ -256,26 +227,23 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     const struct sample_spec &s = a.specs[blockIdx.x];
+    const struct sample_state st = a.states[blockIdx.x];
+    if (!wants_order(s, a.vocab) || !st.finite) return; /* sample_row has done it */
     struct sample_result *r = a.out + blockIdx.x;
-    int n_parts = (a.vocab + PART - 1) / PART, n_top = min(min(s.n_top, SAMPLE_TOP_MAX), a.vocab);
-    const struct sample_part *parts = a.parts + (size_t)blockIdx.x * n_parts;
-    bool finite = was_finite(parts, n_parts, a.lowered + blockIdx.x * 2);
+    int n_top = min(min(s.n_top, SAMPLE_TOP_MAX), a.vocab);
     struct finish f = {&s,      a.logits + blockIdx.x * a.ld,
-                       a.vocab, row_max(parts, n_parts),
-                       0.0,     noise_key(s),
+                       a.vocab, {st.max, st.arg},
+                       st.sum,  noise_key(s),
                        keys,    bins,
                        passed,  room,
                        word};
-    if (finite && isfinite(f.top.score)) f.sum = add_parts(parts, n_parts);
-    bool drawing = f.sum > 0.0 && !scored(s) && !greedy(s) && s.top_k != 1 && filtered(s, a.vocab);
-    struct draw sorted = {0.0f, -1};
-    if (!finite) n_top = 0;
-    if (drawing || n_top > 0) sorted = walk(f, r, drawing, n_top);
-    int32_t id = finite ? choose(f, parts, n_parts, sorted) : 0;
+    bool drawing = f.sum > 0.0 && drawn_in_order(s, a.vocab);
+    struct draw best = walk(f, st, a.order + (size_t)blockIdx.x * SAMPLE_ORDER, r, drawing, n_top);
     if (threadIdx.x != 0) return;
+    int32_t id = scored(s) ? s.target : drawing ? max(best.id, 0) : st.arg;
     r->id = id;
-    r->logprob = finite ? logprob(f, id) : -3.0e38f;
-    r->finite = finite;
+    r->logprob = logprob(f, id);
+    r->finite = 1;
     r->n_top = n_top;
     if (a.next_ids) a.next_ids[blockIdx.x] = id;
 }

@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(STEP_IO_THREADS)
 {
     uint32_t thread = blockIdx.x * STEP_IO_THREADS + threadIdx.x;
     uint32_t threads = gridDim.x * STEP_IO_THREADS, before = 0;
-    for (int p = 0; p < a.n_pieces; p++) { /* thread t starts where the pieces before left off: all are busy */
+    for (int p = 0; p < a.n_pieces; p++) { /* begins with the thread after the last piece's end */
         const struct step_piece &s = a.pieces[p];
         uint32_t first = (thread + threads - before % threads) % threads;
         for (uint32_t i = first; i < s.units; i += threads)

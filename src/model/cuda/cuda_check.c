@@ -3,8 +3,9 @@
 #include "model/cuda/cuda.h"
 #include "model/cuda/cuda_model.h"
 
-/* Rows of a matrix go through a lane of weights.c in whole panels of tiles. */
-#define WIDEST 65536
+/* Rows of a matrix go to the device in whole panels of tiles: those of BF16 must fit a batch
+ * (feed.h). */
+#define WIDEST 40960
 
 struct kernels_shape cuda_shape(const struct config *c, kv_type_t kv)
 {

@@ -1,4 +1,5 @@
-/* cuda_flight.c - pinned memory of the steps in flight, its way to the device, and the results' way back. */
+/* cuda_flight.c - pinned memory of the steps in flight, its way to the device, and the results' way
+ * back. */
 #include "base/mem.h"
 #include "model/cuda/cuda_model.h"
 #include <string.h>
@@ -53,9 +54,11 @@ static err_t flight_new(struct cuda_flight *f, const struct cuda_model *m, struc
 
 err_t cuda_flights_new(struct cuda_model *m, struct err *e)
 {
-    err_t rc = device_kernel(&m->upload_kernel, m->d, "step_upload", sizeof(struct step_upload_args), 0, e);
+    err_t rc = device_kernel(&m->upload_kernel, m->d, "step_upload",
+                             sizeof(struct step_upload_args), 0, e);
     if (rc == OK)
-        rc = device_kernel(&m->download_kernel, m->d, "step_download", sizeof(struct step_download_args), 0, e);
+        rc = device_kernel(&m->download_kernel, m->d, "step_download",
+                           sizeof(struct step_download_args), 0, e);
     for (int i = 0; rc == OK && i < CUDA_FLIGHTS; i++)
         rc = flight_new(&m->flights[i], m, e);
     return rc;
@@ -109,14 +112,16 @@ static void add_piece(struct step_upload_args *a, void *dst, const void *src, si
 }
 
 /* The pages' list goes with the rest. */
-static void add_clear(struct step_upload_args *a, const struct cuda_model *m, const struct cuda_flight *f)
+static void add_clear(struct step_upload_args *a, const struct cuda_model *m,
+                      const struct cuda_flight *f)
 {
     add_piece(a, m->clear_dev, f->clear, (size_t)f->n_clear, sizeof *f->clear);
 }
 
 static void launch(struct cuda_model *m, struct cuda_flight *f, const struct step_upload_args *a)
 {
-    queue_launch(m->q, &m->upload_kernel, (struct launch){.grid = {UPLOAD_BLOCKS}, .threads = STEP_IO_THREADS}, a);
+    queue_launch(m->q, &m->upload_kernel,
+                 (struct launch){.grid = {UPLOAD_BLOCKS}, .threads = STEP_IO_THREADS}, a);
     if (f->n_clear == 0) return;
     struct clear_args c = {.kv = (char *)(uintptr_t)region_base(m->kv),
                            .pages = m->clear_dev,
@@ -143,11 +148,13 @@ void cuda_upload(const struct cuda_slice *s, int32_t n_seqs, size_t extra)
     struct cuda_flight *f = s->f;
     const struct step_arrays *h = &f->host, *d = &m->dev;
     size_t n = (size_t)s->n, rows = (size_t)s->n_rows;
-    struct step_upload_args a = {.ids = d->ids, .host_ids = h->ids, .drawn = m->drawn, .n_ids = s->n};
+    struct step_upload_args a = {
+        .ids = d->ids, .host_ids = h->ids, .drawn = m->drawn, .n_ids = s->n};
     add_piece(&a, d->pos, h->pos, n, sizeof *h->pos);
     add_piece(&a, d->seq, h->seq, n, sizeof *h->seq);
     for (int list = 0; list < ATTN_LISTS; list++)
-        add_piece(&a, d->blocks[list], h->blocks[list], (size_t)s->n_blocks[list], sizeof *h->blocks[list]);
+        add_piece(&a, d->blocks[list], h->blocks[list], (size_t)s->n_blocks[list],
+                  sizeof *h->blocks[list]);
     add_piece(&a, d->tables, h->tables, (size_t)n_seqs * (size_t)s->table_ld, sizeof *h->tables);
     add_piece(&a, d->pick, h->pick, rows, sizeof *h->pick);
     add_piece(&a, d->specs, h->specs, rows, sizeof *h->specs);

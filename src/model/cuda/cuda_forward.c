@@ -344,7 +344,8 @@ void cuda_head(const struct cuda_slice *s, int32_t row0, int32_t n, bool sample)
                             .specs = m->dev.specs + row0,
                             .out = m->results + row0,
                             .next_ids = m->drawn + row0,
-                            .parts = m->parts,
+                            .states = m->states,
+                            .order = m->order,
                             .lowered = m->lowered,
                             .counts = m->counts,
                             .vocab = c->vocab_size};

@@ -77,7 +77,8 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
     PLACE(logits, rows, vocab);
     PLACE(counts, rows, vocab);
     PLACE(lowered, rows, 2);
-    PLACE(parts, rows, (size_t)c->vocab_size / 4096 + 1);
+    PLACE(states, rows, 1);
+    PLACE(order, rows, SAMPLE_ORDER);
     PLACE(results, n, 1);
     PLACE(drawn, n, 1);
     PLACE(cos, pos, half);

@@ -146,7 +146,8 @@ struct cuda_model {
     uint32_t *arrived, *ticket, *counts;
     int32_t *offsets, *token_of, *row_of, *lowered;
     struct attn_span *spans[ATTN_LISTS];
-    struct sample_part *parts;
+    struct sample_state *states;
+    uint64_t *order;
     struct sample_result *results; /* [cap] */
     int32_t *drawn;                /* [cap]: ids of the last step's rows */
     struct step_arrays dev;        /* but for the extras */

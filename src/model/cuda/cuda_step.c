@@ -1,6 +1,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "model/cuda/cuda_model.h"
+#include <stdlib.h>
 #include <string.h>
 
 static int32_t min_i32(int32_t a, int32_t b)
@@ -57,6 +58,14 @@ static void add_blocks(struct cuda_slice *s, int32_t token, int32_t n)
             .token = token + i, .n = min_i32(n - i, most), .seq = h->seq[token]};
 }
 
+static int by_keys(const void *a, const void *b, void *pos)
+{
+    const struct attn_block *x = a, *y = b;
+    const int32_t *p = pos;
+    int32_t i = p[x->token + x->n - 1], j = p[y->token + y->n - 1];
+    return i != j ? (i > j) - (i < j) : (x->token > y->token) - (x->token < y->token);
+}
+
 static void lay_tokens(struct cuda_slice *s, const struct step *st, int32_t t0, int32_t n)
 {
     struct step_arrays *h = &s->f->host;
@@ -70,6 +79,9 @@ static void lay_tokens(struct cuda_slice *s, const struct step *st, int32_t t0, 
             run++;
         add_blocks(s, i, run);
     }
+    /* The kernel deals out blocks in this order: so that every multiprocessor gets long and short. */
+    qsort_r(h->blocks[ATTN_PREFILL], (size_t)s->n_blocks[ATTN_PREFILL],
+            sizeof(struct attn_block), by_keys, h->pos);
     for (int32_t i = 0; i < st->n_seqs; i++) {
         int32_t pages = min_i32(st->seqs[i].n_pages, s->table_ld);
         memcpy(h->tables + (size_t)i * (size_t)s->table_ld, st->seqs[i].pages,
