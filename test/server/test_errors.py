@@ -224,8 +224,9 @@ def test_too_long_and_exact_fit():
         w = threading.Thread(target=watch)
         w.start()
         # prompt tokens, max_new_tokens, tokens that come (None: refused); the last one drawn needs no KV
-        for n, new, want in ((1025, 1, None), (2000, 5, None), (4096, 1, None), (1024, 1, 1), (1024, 5, 1), (1023, 2, 2),
-                             (10, 1014, 1014), (10, 1015, 1015), (10, 1016, 1015), (10, 3000, 1015)):
+        rows = ((1025, 1, None), (2000, 5, None), (4096, 1, None), (1024, 1, 1), (1024, 5, 1), (1023, 2, 2),
+                (10, 3000, 1015), (10, 1014, 1014), (10, 1015, 1015), (10, 1016, 1015))
+        for n, new, want in rows[:7] if SLOW else rows:
             t = time.time()
             got, first = [], threading.Thread(target=lambda: got.append(s.post("/generate", {
                 "input_ids": [5] * n, "sampling_params": {"max_new_tokens": new, "ignore_eos": True, "temperature": 0}})))

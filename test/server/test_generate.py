@@ -18,7 +18,8 @@ def test_reference_ids_and_logprobs():
     """Against transformers in float32: prompt ids by text, prompt logprobs, greedy ids of the confident model."""
     with Server(FINAL) as s:
         diffs, same = [], 0
-        for ref in reference("final"):
+        refs = reference("final")[::3 if SLOW else 1]
+        for ref in refs:
             r = s.generate(ref["prompt"], len(ref["greedy_ids"]), logprob_start_len=0)
             lp = r["meta_info"]["input_token_logprobs"]
             assert [x[1] for x in lp] == ref["input_ids"], ref["prompt"][:60]
@@ -28,7 +29,7 @@ def test_reference_ids_and_logprobs():
         diffs.sort()
         mean, p99 = sum(diffs) / len(diffs), diffs[int(len(diffs) * 0.99)]
         assert mean <= 4e-3 and p99 <= 0.04, (mean, p99)
-        assert same >= 17, same  # bf16 arithmetic may flip a near tie of the odd prompts
+        assert same >= len(refs) - 2, same  # bf16 arithmetic may flip a near tie of the odd prompts
 
 
 def test_ready_and_info():
