@@ -125,7 +125,7 @@ unit: $(TESTS)
 	@set -e; for t in $(TESTS); do t0=$$SECONDS; echo "== $$t"; $(RUN) $$t; echo "== $$((SECONDS - t0)) s"; done
 
 # Those in which threads meet, for SAN=thread.
-TSAN_TESTS := $(addprefix $(OUT)/test/,test_base test_engine test_overlap test_versions test_updates)
+TSAN_TESTS := $(addprefix $(OUT)/test/,test_base test_engine test_versions test_updates)
 tsan-tests: $(TSAN_TESTS)
 tsan-unit: $(TSAN_TESTS)
 	@set -e; for t in $(TSAN_TESTS); do echo "== $$t"; $$t; done
