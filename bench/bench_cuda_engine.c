@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "full_config.h"
 #include "model/cuda/cuda.h"
 #include "model/ops.h"
 #include "weight/dummy.h"
@@ -91,29 +92,6 @@ static const struct model_ops timed_ops = {.isa = timed_isa,
                                            .kv_clear = timed_clear,
                                            .submit = timed_submit,
                                            .collect = timed_collect};
-
-static void must(err_t rc, const struct err *e)
-{
-    if (rc == OK) return;
-    fprintf(stderr, "%s\n", e->msg);
-    exit(1);
-}
-
-static void shape(struct config *c, int layers)
-{
-    struct err e = {0};
-    char json[1024];
-    snprintf(
-        json, sizeof json,
-        "{\"model_type\":\"qwen3_moe\",\"vocab_size\":151936,\"hidden_size\":2048,"
-        "\"intermediate_size\":6144,\"moe_intermediate_size\":768,\"num_hidden_layers\":%d,"
-        "\"num_attention_heads\":32,\"num_key_value_heads\":4,\"head_dim\":128,\"num_experts\":128,"
-        "\"num_experts_per_tok\":8,\"norm_topk_prob\":true,\"rms_norm_eps\":1e-6,"
-        "\"rope_theta\":1000000.0,\"max_position_embeddings\":40960,\"tie_word_embeddings\":false,"
-        "\"eos_token_id\":151645}",
-        layers);
-    must(config_parse(c, json, strlen(json), &e), &e);
-}
 
 static struct request *request(const struct load *l, int i)
 {
