@@ -1,8 +1,10 @@
 /*
  * bench_cuda.c - the two grouped GEMMs of a MoE layer on a GPU, beside their roofline floor.
  *
- *     bench_cuda [JSON-FILE [FORMATS [M]]]      FORMATS: names, comma-separated; M: one number of
- * tokens
+ *     bench_cuda [JSON-FILE [FORMATS [M [SIZE]]]]
+ *
+ * FORMATS: names, comma-separated; M: one number of tokens; SIZE: of the kernel (gemm_shape.h), else as
+ * gemm_launch chooses.
  *
  * Shape of Qwen3-30B-A3B: 128 experts, top 8, hidden 2048, intermediate 768; uniform random
  * routing.  A graph runs LAYERS pairs with weights and routings of their own (no weight is still in
@@ -54,6 +56,7 @@ struct bench {
     double experts;                      /* touched, mean over the layers */
     devptr_t gate[LAYERS], up[LAYERS], down[LAYERS]; /* tables of struct gemm_weight */
     struct region *weights;
+    int size; /* of the kernel; < 0: as gemm_launch chooses */
 };
 
 static uint16_t random_bf16(void)
@@ -103,8 +106,8 @@ static size_t make_weights(struct bench *b, devptr_t table[LAYERS], devptr_t at,
     fill_canonical(f, data, n_data, scale, n_scale);
     devptr_t dd = upload(b, data, n_data), ds = upload(b, scale, n_scale + 4),
              dt = upload(b, &one, 4);
-    struct layout_args a = {(void *)(uintptr_t)at, (void *)(uintptr_t)dd, (void *)(uintptr_t)ds, rows,
-                            cols};
+    struct layout_args a = {(void *)(uintptr_t)at, (void *)(uintptr_t)dd, (void *)(uintptr_t)ds,
+                            rows, cols};
     repack_to_tiles(&b->repack, b->q, f, &a);
     struct gemm_weight t[EXPERTS];
     for (int l = 0; l < LAYERS; l++) {
@@ -179,8 +182,14 @@ static void layer(struct bench *b, format_t f, int l, int m, int which)
                                   .n = HIDDEN,
                                   .n_groups = EXPERTS,
                                   .out_kind = GEMM_BF16};
-    if (which & 1) gemm_launch(&b->gemm, b->q, f, &one, (int64_t)m * TOP_K, true);
-    if (which & 2) gemm_launch(&b->gemm, b->q, f, &two, (int64_t)m * TOP_K, true);
+    for (int i = 0; i < 2; i++) {
+        const struct gemm_args *a = i ? &two : &one;
+        if (!(which >> i & 1)) continue;
+        if (b->size < 0)
+            gemm_launch(&b->gemm, b->q, f, a, (int64_t)m * TOP_K, true);
+        else
+            gemm_launch_size(&b->gemm, b->q, f, a, b->size, true);
+    }
 }
 
 static int compare_float(const void *a, const void *b)
@@ -311,6 +320,7 @@ int main(int argc, char **argv)
     static struct bench b;
     int comma = 0;
     FILE *json = argc > 1 ? fopen(argv[1], "w") : NULL;
+    b.size = argc > 4 ? atoi(argv[4]) : -1;
     MUST(device_open(&b.d, 0, 0, &err));
     MUST(queue_new(&b.q, b.d, &err));
     for (size_t i = 0; i < sizeof todo / sizeof *todo; i++)

@@ -5,13 +5,14 @@
  * It walks over tiles (group, 64 * PANELS rows of weights, up to NMAX rows of x) with a stride of
  * the grid; a tile runs through K in stages of KB blocks of 64:
  *
- *     weights    the tiles (layout_cuda.h) of PANELS panels: pairs of slot 0 and slot 1.  SWIGLU: slot
- *                0 of the gates, slot 1 the same panel of the ups; else two panels in a row
+ *     weights    the tiles (layout_cuda.h) of PANELS panels: pairs of slot 0 and slot 1.  SWIGLU:
+ *                slot 0 of the gates, slot 1 the same panel of the ups; else two panels in a row
  *     x          by cp.async into the 128-byte swizzle of wgmma
- *     consumers  warp i has unit i % 8 of both slots of the MT pairs from i / 8 * MT.  It decodes them
- *                into A fragments (row r of the fragment from slot 0, r + 8 from slot 1), so that a
- *                thread ends up with gate and up of the same output, and multiplies: wgmma with N =
- *                width of the tile rounded up; SMALL mma.sync
+ *     consumers  warp i has unit i % 8 of both slots of the MT pairs from i / 8 * MT.  It decodes
+ *                them into A fragments (row r of the fragment from slot 0, r + 8 from slot 1), so
+ *                that a thread ends up with gate and up of the same output, and multiplies: wgmma
+ *                with N = width of the tile rounded up (gemm_wgmma.cuh); SMALL mma.sync
+ *     results    bf16 by way of shared memory, as lines of 128 bytes; SMALL and f32 directly
  *
  * full[]: 1 (weights, with bytes) + 32 * GATHERERS (x, when it has landed) arrivals; empty[]:
  * consumer warps.
@@ -33,12 +34,14 @@ struct shape {
     static constexpr int GATHERERS = gemm_gatherers(SIZE), THREADS = gemm_threads(SIZE),
                          BLOCKS = gemm_blocks(SIZE);
     static constexpr int NMAX = gemm_columns(SIZE);
+    static constexpr bool WGMMA = SIZE != GEMM_SMALL;
     static constexpr int KB = gemm_stage_blocks(SIZE, weight<F>::BITS); /* k blocks of 64 a stage */
     static constexpr int TILE = weight<F>::TILE;
     /* x of a block.  All blocks of x come first in a stage, so that they are 1,024-byte aligned. */
     static constexpr int B_BYTES = NMAX * 128;
     static constexpr int STAGE = gemm_stage_bytes(PANELS, KB, TILE, NMAX);
-    static constexpr int STAGES = gemm_stages(SIZE, STAGE);
+    static constexpr int OUT = gemm_out_bytes(SIZE, NMAX); /* where results are put in rows */
+    static constexpr int STAGES = gemm_stages(SIZE, STAGE, OUT);
 };
 
 /* Where shared memory holds what, after the stages. */
@@ -162,7 +165,7 @@ __device__ void produce_weights(const struct gemm_args &a, const struct place &a
 }
 
 /* Rows past the width of a tile are not loaded, but for copies of its last row that fill a group of
- * four. */
+ * four.  This takes few registers and few instructions a row: the consumers need both. */
 template <typename S>
 __device__ void produce_rows(const struct gemm_args &a, const struct place &at, int warp)
 {
@@ -170,35 +173,46 @@ __device__ void produce_rows(const struct gemm_args &a, const struct place &at, 
     constexpr int G = S::GATHERERS, QUADS = (S::NMAX / 4 + G - 1) / G;
     struct ring r = {at.smem, at.full, 1};
     int lane = threadIdx.x & 31, piece = lane & 7;
-    int blocks = (a.k + TILE_K - 1) / TILE_K, pieces = a.k / 8;
+    int blocks = (a.k + TILE_K - 1) / TILE_K;
     uint32_t offset[2]; /* of this lane's 16 bytes; even and odd groups: the swizzle has 8 rows */
 #pragma unroll
     for (int q = 0; q < 2; q++)
-        offset[q] = lane / 8 * 128 + ((piece ^ ((q + warp) % 2 * 4 + lane / 8)) << 4);
+        offset[q] = lane / 8 * 128 + ((piece ^ ((q + warp) % 2 * 4 + lane / 8)) << 4) + warp * 512;
     for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
         struct work w = find_work<S::NMAX>(at.t, a.n_groups, at.m_tiles, i);
-        const char *from[QUADS];
+        const uint4 *x = (const uint4 *)a.x;
+        uint32_t from[QUADS]; /* in units of 16 bytes from x: a register each */
         int n_quads = ((w.width + 3) / 4 - warp + G - 1) / G;
 #pragma unroll
         for (int q = 0; q < QUADS; q++) {
             int row = w.row + min((q * G + warp) * 4 + lane / 8, w.width - 1);
             if (q < n_quads && a.src) row = a.src[row];
-            from[q] = (const char *)a.x + ((size_t)row * a.ldx + piece * 8) * 2;
+            from[q] = (uint32_t)row * (a.ldx / 8) + piece;
         }
         for (int b = 0; b < blocks; b += S::KB) {
-            int left = pieces - piece - b * 8; /* <= 0: this lane's piece is past the row's end */
             mbarrier_wait(r.full + EMPTY, r.phase);
+            uint32_t to[2] = {r.stage + offset[0], r.stage + offset[1]};
+            if ((b + S::KB) * TILE_K <= a.k) {
 #pragma unroll
-            for (int q = 0; q < QUADS; q++) {
-                if (q >= n_quads) break;
-                uint32_t to = r.stage + offset[q * G % 2] + (q * G + warp) * 512;
+                for (int q = 0; q < QUADS; q++)
 #pragma unroll
-                for (int kb = 0; kb < S::KB; kb++)
-                    cp_async_cg_16_ignore(to + kb * S::B_BYTES,
-                                          left > kb * 8 ? from[q] + kb * 128 : (const char *)a.x,
-                                          left <= kb * 8);
-                from[q] += S::KB * 128;
+                    for (int kb = 0; kb < S::KB; kb++)
+                        cp_async_cg_16_if(q < n_quads,
+                                          to[q * G % 2] + q * G * 512 + kb * S::B_BYTES,
+                                          x + from[q] + kb * 8);
+            } else { /* some lanes' pieces are past the row's end */
+                int left = a.k / 8 - piece - b * 8;
+#pragma unroll
+                for (int q = 0; q < QUADS; q++) {
+                    if (q >= n_quads) break;
+#pragma unroll
+                    for (int kb = 0; kb < S::KB; kb++)
+                        cp_async_cg_16_ignore(to[q * G % 2] + q * G * 512 + kb * S::B_BYTES,
+                                              left > kb * 8 ? x + from[q] + kb * 8 : x,
+                                              left <= kb * 8);
+                }
             }
+            x += S::KB * 8;
             cp_async_mbarrier_arrive_noinc(r.full);
             ring_next<S>(&r, at.smem);
         }
@@ -301,71 +315,89 @@ __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float
     }
 }
 
-/* A warp's weights of a block of 64 k. */
-template <format_t F, int MT>
-struct block {
-    struct raw<F> raw[MT][2];
-};
-
-/* `tile`: address of the block's first tile of this stage; pitch: from one panel's to the next. */
-template <format_t F, int MT>
-__device__ __forceinline__ void block_load(struct block<F, MT> &v, uint32_t tile, int pitch)
+/* bf16 results of the eight warps of a pair of panels, by way of shared memory at `room`, so that
+ * whole lines are written: [slot][row of x][64 columns], 16-byte piece c of row r at c ^ (r % 8).
+ */
+template <format_t F, int N, int NMAX>
+__device__ __forceinline__ void store_lines(const struct gemm_args &a, const float result[N / 2],
+                                            const float scale[2], const struct work &w, int col0,
+                                            bool pair, uint32_t room)
 {
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = threadIdx.x >> 8;
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, barrier = 1 + (threadIdx.x >> 8);
+    /* Lanes 0 to 7 have the addresses of a group of eight rows, 8 to 15 those of the other slot. */
+    uint32_t to =
+        room + (lane >> 3 & 1) * NMAX * 128 + (lane & 7) * 128 + ((unit ^ (lane & 7)) << 4);
+    bar_sync(barrier, 256); /* `room` has been read */
 #pragma unroll
-    for (int i = 0; i < MT * 2; i++)
-        weight_load<F>(v.raw[i / 2][i % 2], tile + (first * MT * 2 + i) * pitch, unit, lane);
-}
-
-template <format_t F, int MT>
-__device__ __forceinline__ void block_prepare(struct block<F, MT> &v)
-{
+    for (int j = 0; j < N / 8; j++) {
+        float v[4];
 #pragma unroll
-    for (int i = 0; i < MT * 2; i++)
-        weight_prepare<F>(v.raw[i / 2][i % 2]);
-}
-
-/* acc += or, `fresh`, = weights times rows of x.  By wgmma a step's products run while the next
- * step is decoded, and are still running on return. */
-template <format_t F, int N, int MT>
-__device__ __forceinline__ void multiply_wgmma(float acc[MT][N / 2], uint32_t frag[4][MT][4],
-                                               const struct block<F, MT> &v, uint32_t rows,
-                                               bool fresh)
-{
-    uint64_t b = wgmma_descriptor(rows);
-    fence_proxy_async_shared(); /* x came through the generic proxy */
-#pragma unroll
-    for (int step = 0; step < 4; step++) {
-#pragma unroll
-        for (int i = 0; i < MT * 2; i++) {
-            uint32_t w[2];
-            weight_step<F>(w, v.raw[i / 2][i % 2], step);
-            frag[step][i / 2][i % 2] = w[0];
-            frag[step][i / 2][i % 2 + 2] = w[1];
-        }
-        wgmma_fence();
-#pragma unroll
-        for (int mt = 0; mt < MT; mt++)
-            wgmma_m64k16<N>(acc[mt], frag[step][mt], b + step * 2, step > 0 || !fresh);
-        wgmma_commit_group();
+        for (int i = 0; i < 4; i++)
+            v[i] = finish<F>(result[j * 4 + i], scale[i / 2]);
+        if (pair)
+            stmatrix_x1_trans(to + j * 1024,
+                              pack_bf16x2(silu_times(v[0], v[2]), silu_times(v[1], v[3])));
+        else
+            stmatrix_x2_trans(to + j * 1024, pack_bf16x2(v[0], v[1]), pack_bf16x2(v[2], v[3]));
     }
-}
-
-/* Registers that wgmma reads must stay as they are until it is done, which the compiler does not
- * know: after the wait, this makes them live up to there. */
-template <int MT>
-__device__ __forceinline__ void keep(const uint32_t frag[4][MT][4])
-{
+    bar_sync(barrier, 256);
+    int piece = lane & 7, row = (threadIdx.x & 255) >> 3;
+    uint32_t from = room + row * 128 + ((piece ^ (row & 7)) << 4);
+    uint16_t *out = (uint16_t *)a.out + (size_t)(w.row + row) * a.ldo + col0 + piece * 8;
+    for (; row < w.width; row += 32, from += 32 * 128, out += (size_t)32 * a.ldo)
 #pragma unroll
-    for (int i = 0; i < 4 * MT; i++)
-        asm volatile("" ::"r"(frag[i / MT][i % MT][0]), "r"(frag[i / MT][i % MT][1]),
-                     "r"(frag[i / MT][i % MT][2]), "r"(frag[i / MT][i % MT][3]));
+        for (int slot = 0; slot < 2; slot++) {
+            int left = a.n - col0 - piece * 8 - slot * 64;
+            if (slot && pair) break;
+            uint4 v = ld_shared_v4(from + slot * NMAX * 128);
+            if (left >= 8) {
+                *(uint4 *)(out + slot * 64) = v;
+            } else {
+                const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    store_bf16x2(out + slot * 64 + i * 2, words[i], left - i * 2);
+            }
+        }
 }
 
-template <format_t F, int N>
-__device__ __forceinline__ void multiply_mma(float acc[N / 2], const struct block<F, 1> &v,
-                                             uint32_t rows, bool fresh)
+/* Results of warp `unit` of pair `p` of the panels. */
+template <format_t F, typename S, int N>
+__device__ __forceinline__ void store(const struct gemm_args &a, const struct place &at,
+                                      const float result[N / 2], const struct work &w,
+                                      const struct gemm_weight *w0, const struct gemm_weight *w1,
+                                      int p, int unit)
 {
+    bool pair = a.out_kind == GEMM_SWIGLU;
+    int panel = pair ? p : p * 2, col = panel * 64 + unit * 8, row = col + (threadIdx.x & 31) / 4;
+    float scale[2] = {row_scale<F>(w0, row, a.n, a.scale_rows),
+                      row_scale<F>(w1, pair ? row : row + 64, a.n, a.scale_rows)};
+    if (!pair && a.out_kind != GEMM_BF16)
+        store_f32<F, N>(a, result, scale, w, col, 64);
+    else if constexpr (S::WGMMA)
+        store_lines<F, N, S::NMAX>(a, result, scale, w, panel * 64, pair,
+                                   at.smem + S::STAGES * S::STAGE +
+                                       (threadIdx.x >> 8) * (2 * S::NMAX * 128));
+    else
+        store_bf16<F, N>(a, result, scale, w, col, 64, pair);
+}
+
+/* Unit `unit` of both slots of a pair of panels; `tile`: address of slot 0's, pitch: to slot 1's.
+ */
+template <format_t F>
+__device__ __forceinline__ void weight_load_pair(struct raw<F> v[2], uint32_t tile, int pitch,
+                                                 int unit, int lane)
+{
+    weight_load<F>(v[0], tile, unit, lane);
+    weight_load<F>(v[1], tile + pitch, unit, lane);
+}
+
+template <format_t F, int N, bool ONE>
+__device__ __forceinline__ void multiply_mma_as(float acc[N / 2], struct raw<F> v[2], uint32_t rows,
+                                                bool fresh)
+{
+    weight_prepare<F, ONE>(v[0]);
+    weight_prepare<F, ONE>(v[1]);
     int lane = threadIdx.x & 31;
     uint32_t row = rows + (lane & 7) * 128, swizzle = (lane / 8 ^ (lane & 7)) << 4;
     if (fresh)
@@ -378,7 +410,7 @@ __device__ __forceinline__ void multiply_mma(float acc[N / 2], const struct bloc
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t w[2];
-            weight_step<F>(w, v.raw[0][i % 2], half * 2 + i / 2);
+            weight_step<F, ONE>(w, v[i % 2], half * 2 + i / 2);
             f[i / 2][i % 2] = w[0];
             f[i / 2][i % 2 + 2] = w[1];
         }
@@ -392,81 +424,68 @@ __device__ __forceinline__ void multiply_mma(float acc[N / 2], const struct bloc
     }
 }
 
-/* One tile with N columns. */
+template <format_t F, int N>
+__device__ __forceinline__ void multiply_mma(float acc[N / 2], struct raw<F> v[2], uint32_t rows,
+                                             bool fresh)
+{
+    if (weight<F>::GROUP == 32 && weight_small<F>(v))
+        multiply_mma_as<F, N, weight<F>::GROUP == 32>(acc, v, rows, fresh);
+    else
+        multiply_mma_as<F, N, false>(acc, v, rows, fresh);
+}
+
+/* One tile with N columns by mma.sync. */
 template <format_t F, int SIZE, int N>
-__device__ __forceinline__ void consume(const struct gemm_args &a, const struct place &at,
-                                        struct ring *r, const struct work &w)
+__device__ __forceinline__ void consume_mma(const struct gemm_args &a, const struct place &at,
+                                            struct ring *r, const struct work &w)
 {
     typedef shape<F, SIZE> S;
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = threadIdx.x >> 8;
+    static_assert(S::CONSUMERS == 2 && S::MT == 1 && (S::KB == 2 || !S::CHAINS), "");
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
     int blocks = (a.k + TILE_K - 1) / TILE_K;
     bool pair = a.out_kind == GEMM_SWIGLU;
     const struct gemm_weight *w0 = a.w + w.group, *w1 = pair ? a.up + w.group : w0;
-    float acc[S::MT][N / 2], total[S::CHAINS ? N / 2 : 1], chain_scale[2];
-    struct block<F, S::MT> now;
-    uint32_t frag[4][S::MT][4];
+    float acc[N / 2], total[S::CHAINS ? N / 2 : 1], chain_scale[2];
+    struct raw<F> now[2], second[2]; /* of the two blocks of a stage */
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        for (int mt = 0; mt < S::MT; mt++)
-            acc[mt][i] = 0.0f;
+        acc[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < (S::CHAINS ? N / 2 : 1); i++)
         total[i] = 0.0f;
     constexpr int TILES = S::KB * S::B_BYTES, PITCH = S::KB * S::TILE;
     mbarrier_wait(r->full, r->phase);
-    block_load(now, r->stage + TILES, PITCH);
-    for (int b = 0; b < blocks; b += S::KB) {
+    weight_load_pair<F>(now, r->stage + TILES, PITCH, unit, lane);
+    for (int b = 0; b < blocks; b += S::KB) { /* a chain is a stage */
+        bool two = S::KB == 2 && b + 1 < blocks;
         struct ring next = *r;
         ring_next<S>(&next, at.smem);
-#pragma unroll
-        for (int kb = 0; kb < S::KB; kb++) {
-            if (kb > 0) {
-                if (b + kb >= blocks) break;
-                block_load(now, r->stage + TILES + kb * S::TILE, PITCH);
-            }
-            bool fresh = S::CHAINS && (b + kb) % 2 == 0;
-            if (fresh) { /* both are at hand when the chain ends */
-                int row = pair ? w.m / 2 : w.m; /* a tile has one pair of panels */
-                int columns = (a.k + 127) / 128;
-                chain_scale[0] = __ldg(w0->scale + (size_t)row * columns + (b + kb) / 2);
-                chain_scale[1] = __ldg(w1->scale + (size_t)row * columns + (b + kb) / 2);
-            }
-            block_prepare(now);
-            if (SIZE != GEMM_SMALL)
-                multiply_wgmma<F, N, S::MT>(acc, frag, now, r->stage + kb * S::B_BYTES, fresh);
-            else
-                multiply_mma<F, N>(acc[0], *(struct block<F, 1> *)&now, r->stage + kb * S::B_BYTES,
-                                   fresh);
+        if (S::CHAINS) {                    /* at hand when the chain ends */
+            int row = pair ? w.m / 2 : w.m; /* a tile has one pair of panels */
+            int columns = (a.k + 127) / 128;
+            chain_scale[0] = __ldg(w0->scale + (size_t)row * columns + b / 2);
+            chain_scale[1] = __ldg(w1->scale + (size_t)row * columns + b / 2);
         }
-        if (b + S::KB < blocks) { /* the next stage's loads, beside the products */
+        /* Weights are loaded a block ahead. */
+        if (two) weight_load_pair<F>(second, r->stage + TILES + S::TILE, PITCH, unit, lane);
+        multiply_mma<F, N>(acc, now, r->stage, S::CHAINS);
+        if (b + S::KB < blocks) {
             mbarrier_wait(next.full, next.phase);
-            block_load(now, next.stage + TILES, PITCH);
+            weight_load_pair<F>(now, next.stage + TILES, PITCH, unit, lane);
         }
-        if (SIZE != GEMM_SMALL) {
-            wgmma_wait_group<0>();
-            keep<S::MT>(frag);
-        }
+        if (two) multiply_mma<F, N>(acc, second, r->stage + S::B_BYTES, false);
         __syncwarp();
         if (lane == 0) mbarrier_arrive(r->full + EMPTY);
         *r = next;
-        if (S::CHAINS && ((b + S::KB) % 2 == 0 || b + S::KB >= blocks))
+        if (S::CHAINS)
 #pragma unroll
             for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i++)
-                total[i] = __fmaf_rn(acc[0][i], chain_scale[i / 2 % 2], total[i]);
+                total[i] = __fmaf_rn(acc[i], chain_scale[i / 2 % 2], total[i]);
     }
-#pragma unroll
-    for (int mt = 0; mt < S::MT; mt++) {
-        int p = first * S::MT + mt, panel = pair ? w.m * S::PAIRS + p : w.m * S::PANELS + p * 2;
-        int col = panel * 64 + unit * 8, row = col + lane / 4;
-        float scale[2] = {row_scale<F>(w0, row, a.n, a.scale_rows),
-                          row_scale<F>(w1, pair ? row : row + 64, a.n, a.scale_rows)};
-        const float *result = S::CHAINS ? total : acc[mt];
-        if (pair || a.out_kind == GEMM_BF16)
-            store_bf16<F, N>(a, result, scale, w, col, 64, pair);
-        else
-            store_f32<F, N>(a, result, scale, w, col, 64);
-    }
+    store<F, S, N>(a, at, S::CHAINS ? total : acc, w, w0, w1, w.m, unit);
 }
+
+#include "backend/cuda/gemm_wgmma.cuh"
 
 /* N of the instruction for a tile of `width` rows. */
 template <format_t F, int SIZE>
@@ -476,17 +495,18 @@ __device__ __forceinline__ void consume_all(const struct gemm_args &a, const str
     struct ring r = {at.smem, at.full, 0};
     for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
         struct work w = find_work<S::NMAX>(at.t, a.n_groups, at.m_tiles, i);
-#define TRY(width_max)                             \
-    if (w.width <= width_max) {                    \
-        consume<F, SIZE, width_max>(a, at, &r, w); \
-        continue;                                  \
+#define TRY(way, N)                              \
+    if (w.width <= N) {                          \
+        consume_##way<F, SIZE, N>(a, at, &r, w); \
+        continue;                                \
     }
         /* clang-format off */
-        if (SIZE == GEMM_SMALL) {
-            TRY(8) TRY(16) TRY(24) TRY(32)
+        if constexpr (S::WGMMA) {
+            TRY(wgmma, 16) TRY(wgmma, 32) TRY(wgmma, 48) TRY(wgmma, 64) TRY(wgmma, 80)
+            TRY(wgmma, 96)
+            if constexpr (S::NMAX > 96) { TRY(wgmma, 112) TRY(wgmma, 128) }
         } else {
-            TRY(16) TRY(32) TRY(48) TRY(64) TRY(80) TRY(96)
-            if (S::NMAX > 96) { TRY(112) TRY(128) }
+            TRY(mma, 8) TRY(mma, 16) TRY(mma, 24) TRY(mma, 32)
         }
         /* clang-format on */
 #undef TRY
@@ -498,7 +518,7 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
 {
     typedef shape<F, SIZE> S;
     extern __shared__ __align__(1024) char smem[];
-    struct tables *t = (struct tables *)(smem + S::STAGES * S::STAGE);
+    struct tables *t = (struct tables *)(smem + S::STAGES * S::STAGE + S::OUT);
     int warp = threadIdx.x >> 5, panels = (a.n + TILE_ROWS - 1) / TILE_ROWS;
     int per_tile = a.out_kind == GEMM_SWIGLU ? S::PAIRS : S::PANELS;
     struct place at = {t, smem_addr_once(smem), smem_addr_once(t->full),

@@ -47,7 +47,8 @@ struct gemm_args {
     const int32_t *first;         /* [n_groups + 1] device; NULL: one group of n_rows */
     const struct gemm_weight *w;  /* [n_groups]; SWIGLU: the gates */
     const struct gemm_weight *up; /* SWIGLU: [n_groups] */
-    void *out;                    /* [rows][ldo], bf16 or f32; bf16: ldo a multiple of 8 */
+    void *out;                    /* [rows][ldo], bf16 or f32; bf16: 16-byte aligned, ldo a
+                                     multiple of 8 */
     int32_t ldx, ldo;
     int32_t k, n;             /* columns of x, a multiple of 8; rows of a weight */
     int32_t n_groups, n_rows; /* n_rows: without `first` */
