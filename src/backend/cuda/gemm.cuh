@@ -36,6 +36,7 @@ struct shape {
     static constexpr int NMAX = gemm_columns(SIZE);
     static constexpr bool WGMMA = SIZE != GEMM_SMALL;
     static constexpr int KB = gemm_stage_blocks(SIZE, weight<F>::BITS); /* k blocks of 64 a stage */
+    static constexpr bool RUNS_ON = SIZE == GEMM_MEDIUM && KB == 2; /* consume_running */
     static constexpr int TILE = weight<F>::TILE;
     /* x of a block.  All blocks of x come first in a stage, so that they are 1,024-byte aligned. */
     static constexpr int B_BYTES = NMAX * 128;
@@ -501,7 +502,9 @@ __device__ __forceinline__ void consume_all(const struct gemm_args &a, const str
         continue;                                \
     }
         /* clang-format off */
-        if constexpr (S::WGMMA) {
+        if constexpr (S::RUNS_ON) { /* with more widths the compiler runs out of registers */
+            TRY(running, 32) TRY(running, 64) TRY(running, 80) TRY(running, 96)
+        } else if constexpr (S::WGMMA) {
             TRY(wgmma, 16) TRY(wgmma, 32) TRY(wgmma, 48) TRY(wgmma, 64) TRY(wgmma, 80)
             TRY(wgmma, 96)
             if constexpr (S::NMAX > 96) { TRY(wgmma, 112) TRY(wgmma, 128) }
@@ -536,11 +539,11 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
     __syncthreads();
     at.n_work = t->tiles[a.n_groups];
     if (warp < S::CONSUMERS * 4) {
-        if (SIZE != GEMM_SMALL) setmaxnreg_inc<S::CONSUMERS == 2 ? 224 : 104>();
+        if (SIZE != GEMM_SMALL) setmaxnreg_inc<S::CONSUMERS == 2 ? 224 : S::RUNS_ON ? 112 : 104>();
         griddepcontrol_wait();
         consume_all<F, SIZE>(a, at);
     } else {
-        if (SIZE != GEMM_SMALL) setmaxnreg_dec<S::CONSUMERS == 2 ? 56 : 40>();
+        if (SIZE != GEMM_SMALL) setmaxnreg_dec<S::CONSUMERS == 2 ? 56 : S::RUNS_ON ? 32 : 40>();
         if (warp > S::CONSUMERS * 4) {
             griddepcontrol_wait();
             produce_rows<S>(a, at, warp - S::CONSUMERS * 4 - 1);

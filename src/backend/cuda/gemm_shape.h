@@ -58,10 +58,11 @@ GEMM_BOTH int gemm_blocks(int size)
     return size == GEMM_SMALL ? 2 : 1;
 }
 
-/* k blocks of 64 a stage: two where a block is small. */
+/* k blocks of 64 a stage: two where a block is small, or little time. */
 GEMM_BOTH int gemm_stage_blocks(int size, int elem_bits)
 {
-    return size == GEMM_SMALL && elem_bits <= 8 ? 2 : 1;
+    return (size == GEMM_SMALL && elem_bits <= 8) || (size == GEMM_MEDIUM && elem_bits <= 4) ? 2
+                                                                                             : 1;
 }
 
 GEMM_BOTH int gemm_stage_bytes(int panels, int blocks, int tile_bytes, int columns)

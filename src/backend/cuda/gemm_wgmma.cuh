@@ -113,4 +113,94 @@ __device__ __forceinline__ void consume_wgmma(const struct gemm_args &a, const s
                        unit);
 }
 
+/* Decoding starts no earlier than here, so that it needs no more registers than it must. */
+template <format_t F>
+__device__ __forceinline__ void pin(struct raw<F> v[2])
+{
+#pragma unroll
+    for (int i = 0; i < weight<F>::BITS; i++)
+        asm volatile("" : "+r"(v[i % 2].q[i / 2]));
+}
+
+/* The consumers need a stage no more; 0: no stage. */
+__device__ __forceinline__ void release(uint32_t empty)
+{
+    __syncwarp();
+    if (empty && (threadIdx.x & 31) == 0) mbarrier_arrive(empty);
+}
+
+/* Products of consume_running on their way. */
+enum { RING = 2 };
+
+/* acc += weights times the rows at `rows`.  frag[] is what the last RING products read.  When all
+ * products of earlier blocks are done, `empty` is released. */
+template <format_t F, int N>
+__device__ __forceinline__ void multiply_running(float acc[N / 2], uint32_t frag[RING][4],
+                                                 struct raw<F> v[2], uint32_t rows, uint32_t empty)
+{
+    weight_prepare<F>(v[0]);
+    weight_prepare<F>(v[1]);
+    uint32_t low = rows >> 4 | 1 << 16;
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        uint32_t *f = frag[step % RING];
+        wgmma_wait_group<RING - 1>();
+        keep(f);
+        pin<F>(v);
+        if (step == RING - 1) release(empty);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t w[2];
+            weight_step<F>(w, v[i], step);
+            f[i] = w[0];
+            f[i + 2] = w[1];
+        }
+        wgmma_fence();
+        wgmma_m64k16<N>(acc, f, step_descriptor(low, step), 1);
+        wgmma_commit_group();
+    }
+}
+
+/* The same with products that run on: up to RING of them while later steps, those of the next block
+ * too, are decoded.  This takes registers; it pays where decoding is short beside the products. */
+template <format_t F, int SIZE, int N>
+__device__ __forceinline__ void consume_running(const struct gemm_args &a, const struct place &at,
+                                                struct ring *r, const struct work &w)
+{
+    typedef shape<F, SIZE> S;
+    static_assert(S::MT == 1 && !S::CHAINS, "a chain must be whole when it ends");
+    constexpr int PITCH = S::KB * S::TILE;
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = threadIdx.x >> 8;
+    int blocks = (a.k + TILE_K - 1) / TILE_K;
+    const struct gemm_weight *w0 = a.w + w.group,
+                             *w1 = a.out_kind == GEMM_SWIGLU ? a.up + w.group : w0;
+    float acc[N / 2];
+    uint32_t frag[RING][4] = {},
+             running = 0; /* empty[] of the stage that products may still read */
+    struct raw<F> raw[2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        acc[i] = 0.0f;
+    for (int b = 0; b < blocks; b += S::KB) {
+        mbarrier_wait(r->full, r->phase);
+        fence_proxy_async_shared(); /* x came through the generic proxy */
+        uint32_t stage = r->stage, empty = r->full + EMPTY;
+        ring_next<S>(r, at.smem);
+#pragma unroll
+        for (int kb = 0; kb < S::KB; kb++) {
+            if (kb > 0 && b + kb >= blocks) break;
+            weight_load_pair<F>(raw, stage + S::KB * S::B_BYTES + first * 2 * PITCH + kb * S::TILE,
+                                PITCH, unit, lane);
+            multiply_running<F, N>(acc, frag, raw, stage + kb * S::B_BYTES, kb == 0 ? running : 0);
+        }
+        running = empty;
+    }
+    wgmma_wait_group<0>();
+#pragma unroll
+    for (int i = 0; i < RING; i++)
+        keep(frag[i]);
+    release(running);
+    store<F, S, N>(a, at, acc, w, w0, w1, w.m * S::PAIRS + first, unit);
+}
+
 #endif
