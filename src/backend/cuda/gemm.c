@@ -19,7 +19,8 @@ static size_t smem_bytes(format_t f, int size)
     int stage = gemm_stage_bytes(gemm_consumers(size) * gemm_pairs(size, chains),
                                  gemm_stage_blocks(size, (int)t.elem_bits), (int)t.bytes,
                                  gemm_columns(size));
-    return (size_t)(gemm_stages(size, stage) * stage + GEMM_TABLE_BYTES);
+    int out = gemm_out_bytes(size, gemm_columns(size));
+    return (size_t)(gemm_stages(size, stage, out) * stage + out + GEMM_TABLE_BYTES);
 }
 
 /* A scale a matrix is a scale a row with the stride 0: one kernel for both. */

@@ -73,7 +73,8 @@ struct gemm_args {
     const struct gemm_weight *w;  /* [n_groups]; SWIGLU: the gates */
     const struct gemm_weight *up; /* SWIGLU: [n_groups] */
     const float *x_scale;         /* [rows of x] or [rows of x][ceil(k / 128)]; NULL: none */
-    void *out;                    /* [rows][ldo], bf16 or f32; bf16: ldo a multiple of 8 */
+    void *out;                    /* [rows][ldo], bf16 or f32; bf16: 16-byte aligned, ldo a
+                                     multiple of 8 */
     int32_t ldx, ldo;
     int32_t k, n;             /* columns of x, a multiple of 8; rows of a weight (all parts') */
     int32_t n_groups, n_rows; /* n_rows: without `first` */
