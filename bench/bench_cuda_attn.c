@@ -34,6 +34,7 @@ struct bench {
     int32_t seqs, context, tokens; /* the last `tokens` of each sequence are queries */
     int32_t shared;                /* leading tokens whose pages all sequences share */
     bool cascade;                  /* whole shared chunks are read once for many sequences */
+    bool few;                      /* by kernels_attn_few, with norms, rotation and KV write */
 };
 
 static void must(err_t rc, const struct err *e)
@@ -166,6 +167,36 @@ static void report(const struct rig *r, const struct bench *b, double us)
     record_end(&r->record);
 }
 
+/* The same work from q, k and v as the projections leave them; 4 MiB of any numbers stand for all
+ * of those. */
+static struct attn_few_args few_of(struct rig *r, const struct bench *b, const struct attn_args *a,
+                                   const int32_t *pos)
+{
+    struct attn_few_args f = {.out = a->out, .scale = a->scale};
+    if (!b->few) return f;
+    int32_t *seq = mem_alloc((size_t)b->seqs * 4);
+    for (int32_t i = 0; i < b->seqs; i++)
+        seq[i] = i;
+    devptr_t numbers = random_kv(r, KV_BF16, 4u << 20);
+    f.rope = (struct rope_args){.qkv = (const float *)numbers,
+                                .ld = (HEADS + 2 * KV_HEADS) * HEAD_DIM,
+                                .q_norm = (const uint16_t *)numbers,
+                                .k_norm = (const uint16_t *)numbers,
+                                .cos = (const float *)numbers,
+                                .sin = (const float *)numbers,
+                                .pos = pos,
+                                .seq = (const int32_t *)upload(r, seq, (size_t)b->seqs * 4),
+                                .tables = a->tables,
+                                .table_ld = a->table_ld,
+                                .n_heads = HEADS,
+                                .n_kv_heads = KV_HEADS,
+                                .eps = 1e-6f,
+                                .k_scale = 1.0f,
+                                .v_scale = 1.0f};
+    mem_free(seq);
+    return f;
+}
+
 static void run(struct rig *r, const struct bench *b)
 {
     struct err e = {0};
@@ -238,13 +269,19 @@ static void run(struct rig *r, const struct bench *b)
     }
     kernels_attn_plan(k, r->q, b->kind, &p, false);
     must(queue_sync(r->q, &e), &e);
+    struct attn_few_args few = few_of(r, b, &a, p.pos);
     struct graph *g = NULL;
     queue_capture(r->q);
     for (int32_t i = 0; i < layers; i++) {
         prefix.k = a.k = (const void *)(kp + layer * (size_t)i);
         prefix.v = a.v = (const void *)(vp + layer * (size_t)i);
         if (s.n_shared) kernels_attn_prefix(k, r->q, &prefix, i > 0);
-        kernels_attn(k, r->q, b->kind, &a, i > 0);
+        few.rope.k = (void *)(uintptr_t)a.k;
+        few.rope.v = (void *)(uintptr_t)a.v;
+        if (b->few)
+            kernels_attn_few(k, r->q, &few, s.n_tokens, max_chunks, i > 0);
+        else
+            kernels_attn(k, r->q, b->kind, &a, i > 0);
     }
     must(queue_capture_end(r->q, &g, &e), &e);
     report(r, b, (double)replay(r, g) * 1e3 / (double)layers);
@@ -258,25 +295,30 @@ static void run(struct rig *r, const struct bench *b)
 int main(int argc, char **argv)
 {
     static const struct bench benches[] = {
-        {"decode bf16, batch 1 x 1,000", KV_BF16, ATTN_DECODE, 1, 1000, 1, 0, false},
-        {"decode bf16, batch 8 x 1,000", KV_BF16, ATTN_DECODE, 8, 1000, 1, 0, false},
-        {"decode bf16, batch 64 x 1,000", KV_BF16, ATTN_DECODE, 64, 1000, 1, 0, false},
-        {"decode bf16, batch 64 x 1,024", KV_BF16, ATTN_DECODE, 64, 1024, 1, 0, false},
-        {"decode bf16, batch 256 x 1,000", KV_BF16, ATTN_DECODE, 256, 1000, 1, 0, false},
-        {"decode bf16, batch 256 x 1,024", KV_BF16, ATTN_DECODE, 256, 1024, 1, 0, false},
-        {"decode bf16, 1,209 x 1,100, 960 shared", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960, false},
-        {"the same, read once", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960, true},
-        {"decode bf16, batch 1 x 32,768", KV_BF16, ATTN_DECODE, 1, 32768, 1, 0, false},
-        {"decode e4m3, batch 1 x 1,000", KV_E4M3, ATTN_DECODE, 1, 1000, 1, 0, false},
-        {"decode e4m3, batch 64 x 1,000", KV_E4M3, ATTN_DECODE, 64, 1000, 1, 0, false},
-        {"decode e4m3, batch 256 x 1,000", KV_E4M3, ATTN_DECODE, 256, 1000, 1, 0, false},
-        {"prefill bf16, 1 x 8,192", KV_BF16, ATTN_PREFILL, 1, 8192, 8192, 0, false},
-        {"prefill bf16, 8 x 1,024", KV_BF16, ATTN_PREFILL, 8, 1024, 1024, 0, false},
-        {"prefill bf16, 512 after 7,680", KV_BF16, ATTN_PREFILL, 1, 8192, 512, 0, false},
-        {"prefill bf16, 64 x 128 after 1,000", KV_BF16, ATTN_PREFILL, 64, 1128, 128, 0, false},
-        {"short bf16, 512 after 7,680", KV_BF16, ATTN_SHORT, 1, 8192, 512, 0, false},
-        {"short bf16, 32 after 32,736", KV_BF16, ATTN_SHORT, 1, 32768, 32, 0, false},
-        {"prefill e4m3, 1 x 8,192", KV_E4M3, ATTN_PREFILL, 1, 8192, 8192, 0, false},
+        {"decode bf16, batch 1 x 1,000", KV_BF16, ATTN_DECODE, 1, 1000, 1, 0, false, false},
+        {"decode bf16, batch 8 x 1,000", KV_BF16, ATTN_DECODE, 8, 1000, 1, 0, false, false},
+        {"few bf16, batch 1 x 200", KV_BF16, ATTN_DECODE, 1, 200, 1, 0, false, true},
+        {"few bf16, batch 1 x 1,000", KV_BF16, ATTN_DECODE, 1, 1000, 1, 0, false, true},
+        {"few bf16, batch 1 x 2,000", KV_BF16, ATTN_DECODE, 1, 2000, 1, 0, false, true},
+        {"few bf16, batch 8 x 1,000", KV_BF16, ATTN_DECODE, 8, 1000, 1, 0, false, true},
+        {"decode bf16, batch 64 x 1,000", KV_BF16, ATTN_DECODE, 64, 1000, 1, 0, false, false},
+        {"decode bf16, batch 64 x 1,024", KV_BF16, ATTN_DECODE, 64, 1024, 1, 0, false, false},
+        {"decode bf16, batch 256 x 1,000", KV_BF16, ATTN_DECODE, 256, 1000, 1, 0, false, false},
+        {"decode bf16, batch 256 x 1,024", KV_BF16, ATTN_DECODE, 256, 1024, 1, 0, false, false},
+        {"decode bf16, 1,209 x 1,100, 960 shared", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960, false, false},
+        {"the same, read once", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960, true, false},
+        {"decode bf16, batch 1 x 32,768", KV_BF16, ATTN_DECODE, 1, 32768, 1, 0, false, false},
+        {"decode e4m3, batch 1 x 1,000", KV_E4M3, ATTN_DECODE, 1, 1000, 1, 0, false, false},
+        {"few e4m3, batch 1 x 1,000", KV_E4M3, ATTN_DECODE, 1, 1000, 1, 0, false, true},
+        {"decode e4m3, batch 64 x 1,000", KV_E4M3, ATTN_DECODE, 64, 1000, 1, 0, false, false},
+        {"decode e4m3, batch 256 x 1,000", KV_E4M3, ATTN_DECODE, 256, 1000, 1, 0, false, false},
+        {"prefill bf16, 1 x 8,192", KV_BF16, ATTN_PREFILL, 1, 8192, 8192, 0, false, false},
+        {"prefill bf16, 8 x 1,024", KV_BF16, ATTN_PREFILL, 8, 1024, 1024, 0, false, false},
+        {"prefill bf16, 512 after 7,680", KV_BF16, ATTN_PREFILL, 1, 8192, 512, 0, false, false},
+        {"prefill bf16, 64 x 128 after 1,000", KV_BF16, ATTN_PREFILL, 64, 1128, 128, 0, false, false},
+        {"short bf16, 512 after 7,680", KV_BF16, ATTN_SHORT, 1, 8192, 512, 0, false, false},
+        {"short bf16, 32 after 32,736", KV_BF16, ATTN_SHORT, 1, 32768, 32, 0, false, false},
+        {"prefill e4m3, 1 x 8,192", KV_E4M3, ATTN_PREFILL, 1, 8192, 8192, 0, false, false},
     };
     static const struct option options[] = {{"json", 1, NULL, 'j'}, {NULL, 0, NULL, 0}};
     struct rig r = {0};

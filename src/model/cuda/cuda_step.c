@@ -31,8 +31,7 @@ static void fail(struct cuda_model *m, err_t rc, const char *text)
     (void)err_set(&m->error, rc, "%s", text);
 }
 
-/* --- the arrays of a step ------------------------------------------------------------------------
- */
+/* --- the arrays of a step --- */
 
 static int32_t max_chunks_of(const struct step *st, int32_t t0, int32_t n)
 {
@@ -213,8 +212,7 @@ static void pad_rows(struct cuda_slice *s, int32_t n)
     }
 }
 
-/* --- running it ----------------------------------------------------------------------------------
- */
+/* --- running it --- */
 
 /* Kept until the next step.  A page given out and taken back several times between two steps is noted each
  * time: a full list is worked off at once. */
@@ -286,6 +284,13 @@ static bool is_decode(const struct cuda_slice *s, const struct step *st)
            round_tokens(s->n) <= min_i32(s->m->cap, CUDA_GRAPH_TOKENS);
 }
 
+/* A token each of few sequences. */
+static bool is_few(const struct cuda_slice *s)
+{
+    return !s->m->broken && s->n == s->n_blocks[ATTN_DECODE] &&
+           kernels_attn_is_few(s->m->kernels, round_tokens(s->n), s->max_chunks);
+}
+
 /* Broken on purpose (model_break_invariance), the first chunk's keys depend on the step. */
 static struct cuda_slice slice_of(struct cuda_model *m, const struct step *st, int32_t t0,
                                   int32_t n)
@@ -303,7 +308,8 @@ static void run_slice(struct cuda_model *m, const struct step *st, int32_t t0, i
 {
     struct cuda_slice s = slice_of(m, st, t0, n);
     lay_tokens(&s, st, t0, n);
-    share_prefixes(&s, st, prefix_room(m, n));
+    s.few = is_few(&s);
+    if (!s.few) share_prefixes(&s, st, prefix_room(m, n));
     size_t extra = lay_rows(&s, st, t0, n);
     bool decode = is_decode(&s, st);
     if (decode) {
