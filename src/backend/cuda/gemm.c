@@ -121,7 +121,7 @@ static int choose(const struct gemm_kernels *g, format_t f, const struct gemm_ar
     if (!a->first) return choose_dense(g, a, rows, chains);
     if (rows * 4 <= a->n_groups) return GEMM_STRIP;
     if (rows <= 24 * (int64_t)a->n_groups) return GEMM_SMALL;
-    return rows <= 110 * (int64_t)a->n_groups ? GEMM_MEDIUM : GEMM_LARGE;
+    return rows <= (chains ? 70 : 110) * (int64_t)a->n_groups ? GEMM_MEDIUM : GEMM_LARGE;
 }
 
 /* Pieces of `per` rows of weights that a dense linear has. */

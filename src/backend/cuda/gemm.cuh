@@ -75,7 +75,7 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
         fence_mbarrier_init();
     }
     if (a.first) griddepcontrol_wait();
-    tables_fill<S::NMAX, S::THREADS>(t, a, at.per_tile);
+    tables_fill<S::NMAX, S::THREADS, S::WGMMA>(t, a, at.per_tile);
     __syncthreads();
     at.n_work = t->tiles[a.n_groups];
     if (warp < GEMM_CONSUMERS * 4) {

@@ -24,7 +24,7 @@ enum {
     GEMM_CONSUMERS = 2,       /* warpgroups that multiply */
     GEMM_STAGES_MAX = 16,
     GEMM_TABLE_BYTES =
-        2 * GEMM_STAGES_MAX * 8 + 2 * (GEMM_GROUPS_MAX + 1) * 4 + GEMM_GROUPS_MAX * 3 + 8,
+        2 * GEMM_STAGES_MAX * 8 + 2 * (GEMM_GROUPS_MAX + 1) * 4 + GEMM_GROUPS_MAX * 3 + 32 * 4 + 8,
     GEMM_SMEM = 228 * 1024 /* of an SM; each block also takes 1 KiB of it */
 };
 

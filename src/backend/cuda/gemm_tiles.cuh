@@ -36,6 +36,7 @@ struct tables {
     int32_t first[GEMM_GROUPS_MAX + 1];                     /* rows before a group */
     int16_t turn[GEMM_GROUPS_MAX];                          /* the i-th group in turn */
     uint8_t width[GEMM_GROUPS_MAX];                         /* of a group's tiles */
+    int32_t kinds[32]; /* groups of each kind_of width; then the turn of the next of them */
 };
 
 struct work {
@@ -88,37 +89,53 @@ __device__ __forceinline__ int rows_of_tile(int rows, int n_tiles)
     return ((rows + n_tiles - 1) / n_tiles + 7) / 8 * 8;
 }
 
-/* Groups with wide tiles come first, so that the tiles which blocks take at the same time are alike
- * (tile_of_round): else who gets wide ones again and again is late. */
-template <int NMAX, int THREADS>
-__device__ void turns_fill(struct tables *t, int n_groups)
+__device__ __forceinline__ int kind_of(int width)
 {
-    int lane = threadIdx.x & 31;
-    for (int g = threadIdx.x; g < n_groups; g += THREADS) {
-        int rows = t->first[g + 1] - t->first[g];
-        t->width[g] = rows ? rows_of_tile(rows, tiles_of<NMAX>(rows)) : 0;
-    }
-    __syncthreads();
-    for (int g = threadIdx.x >> 5; g < n_groups; g += THREADS / 32) {
-        int width = t->width[g], before = 0;
-        for (int h = lane; h < (n_groups + 31) / 32 * 32; h += 32) {
-            int other = h < n_groups ? t->width[h] : -1;
-            before += __popc(__ballot_sync(~0u, other > width || (other == width && h < g)));
-        }
-        if (lane == 0) t->turn[before] = (int16_t)g;
-    }
-    __syncthreads();
+    return 16 - width / 8;
 }
 
-/* Rows and tiles before each group, by all threads of the block. */
-template <int NMAX, int THREADS>
+/* Groups with wide tiles come first, so that the tiles which blocks take at the same time are alike
+ * (tile_of_round): else who gets wide ones again and again is late.  By one warp, from how many
+ * groups there are of each kind; the same in all blocks. */
+__device__ __forceinline__ void turns_fill(struct tables *t, int n_groups)
+{
+    int lane = threadIdx.x & 31, n = t->kinds[lane], sum = n;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        int other = __shfl_up_sync(~0u, sum, d);
+        if (lane >= d) sum += other;
+    }
+    t->kinds[lane] = sum - n;
+    __syncwarp();
+    for (int g0 = 0; g0 < n_groups; g0 += 32) {
+        int g = g0 + lane, kind = g < n_groups ? kind_of(t->width[g]) : 31;
+        uint32_t same = __match_any_sync(~0u, kind);
+        int turn = t->kinds[kind], before = __popc(same & ((1u << lane) - 1));
+        __syncwarp();
+        if (before == 0) t->kinds[kind] = turn + __popc(same);
+        if (g < n_groups) t->turn[turn + before] = (int16_t)g;
+        __syncwarp();
+    }
+}
+
+/* Rows, widths and tiles of each group, by all threads of the block.  SORT: as turns_fill says. */
+template <int NMAX, int THREADS, bool SORT>
 __device__ void tables_fill(struct tables *t, const struct gemm_args &a, int per_tile)
 {
     for (int g = threadIdx.x; g <= a.n_groups; g += THREADS)
         t->first[g] = a.first ? a.first[g] : g * a.n_rows;
+    if (threadIdx.x < 32) t->kinds[threadIdx.x] = 0;
     __syncthreads();
-    turns_fill<NMAX, THREADS>(t, a.n_groups);
+    for (int g = threadIdx.x; g < a.n_groups; g += THREADS) {
+        int rows = t->first[g + 1] - t->first[g],
+            width = rows ? rows_of_tile(rows, tiles_of<NMAX>(rows)) : 0;
+        t->width[g] = (uint8_t)width;
+        t->turn[g] = (int16_t)g;
+        if (SORT) atomicAdd(&t->kinds[kind_of(width)], 1);
+    }
+    __syncthreads();
     if (threadIdx.x >= 32) return;
+    if (SORT) turns_fill(t, a.n_groups);
     int lane = threadIdx.x, before = 0;
     for (int i0 = 0; i0 <= a.n_groups; i0 += 32) {
         int i = i0 + lane, g = i < a.n_groups ? t->turn[i] : 0,

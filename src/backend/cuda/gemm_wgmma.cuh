@@ -93,6 +93,7 @@ __device__ __forceinline__ void load_scales(struct sums<F, SIZE, N> &v, const st
 #pragma unroll
     for (int mt = 0; mt < shape<F, SIZE>::MT; mt++) {
         int row = pair ? (pair0 + mt) / 2 : pair0 + mt; /* a panel is half of one */
+        row = min(row, (w.n - 1) / 128);                /* pairs past the end */
         v.scale[mt][0] = __ldg(w0->scale + (size_t)row * chains + chain);
         v.scale[mt][1] = __ldg(w1->scale + (size_t)row * chains + chain);
     }
@@ -201,10 +202,12 @@ __device__ __forceinline__ void consume_running(const struct gemm_args &a, const
 }
 
 /* acc += or, `fresh`, = weights times the rows of a block at `rows`.  The products are still
- * running on return. */
+ * running on return.  `zero` is 0: else wgmma would be given the registers that the next block is
+ * loaded into. */
 template <format_t F, int N, int MT>
 __device__ __forceinline__ void multiply_block(float acc[MT][N / 2], uint32_t frag[4][MT][4],
-                                               struct raw<F> v[MT][2], uint32_t rows, bool fresh)
+                                               struct raw<F> v[MT][2], uint32_t rows, bool fresh,
+                                               uint32_t zero)
 {
     uint32_t low = rows >> 4 | 1 << 16;
     fence_proxy_async_shared(); /* x came through the generic proxy */
@@ -214,8 +217,8 @@ __device__ __forceinline__ void multiply_block(float acc[MT][N / 2], uint32_t fr
         for (int i = 0; i < MT * 2; i++) {
             uint32_t w[2];
             weight_step<F>(w, v[i / 2][i % 2], step);
-            frag[step][i / 2][i % 2] = w[0];
-            frag[step][i / 2][i % 2 + 2] = w[1];
+            frag[step][i / 2][i % 2] = w[0] ^ zero;
+            frag[step][i / 2][i % 2 + 2] = w[1] ^ zero;
         }
         wgmma_fence();
 #pragma unroll
@@ -241,7 +244,7 @@ __device__ __forceinline__ void consume_blocks(const struct gemm_args &a, const 
                              *w1 = a.out_kind == GEMM_SWIGLU ? a.up + w.group : w0;
     float acc[MT][N / 2] = {};
     struct raw<F> now[MT][2];
-    uint32_t frag[4][MT][4];
+    uint32_t frag[4][MT][4], zero = (uint32_t)a.prefetch >> 1; /* ptxas does not know */
     auto load = [&](uint32_t stage) {
 #pragma unroll
         for (int i = 0; i < MT * 2; i++)
@@ -254,7 +257,7 @@ __device__ __forceinline__ void consume_blocks(const struct gemm_args &a, const 
         for (int b = begin; b < end; b++) {
             struct ring next = *r;
             ring_next<S>(&next, at.smem);
-            multiply_block<F, N, MT>(acc, frag, now, r->stage, SEGMENTS && b == begin);
+            multiply_block<F, N, MT>(acc, frag, now, r->stage, SEGMENTS && b == begin, zero);
             if (b + 1 < blocks) {
                 mbarrier_wait(next.full, next.phase);
                 load(next.stage);
