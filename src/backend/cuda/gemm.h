@@ -95,9 +95,9 @@ struct gemm_args {
 #include "format/format.h"
 
 /* Kernels for each format by the size of their tiles: 16 rows of weights a warp, then tiles of 128,
- * 256 and 256 rows, which have no segments, then of 64 and 128 for dense linears alone.  Not every
- * format has all (fn NULL). */
-enum { GEMM_KERNELS_MAX = 6 };
+ * 256 and 256 rows, which have no segments, then of 64 and 128 for dense linears alone, and 16 a
+ * warp for those of few rows of x.  Not every format has all (fn NULL). */
+enum { GEMM_KERNELS_MAX = 7 };
 struct gemm_kernels {
     int n_sms;
     struct kernel kernel[FORMAT_COUNT][GEMM_KERNELS_MAX];
