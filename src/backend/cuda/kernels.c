@@ -7,7 +7,6 @@ enum {
     NORM_TURN = NORM_THREADS * 8, /* columns that a block holds without a second turn */
     ROPE_HEADS = 8,
     ROUTE_WARPS = 32,
-    ROUTE_FEW = 16,          /* tokens of the only block */
     ROUTE_SPREAD = 8,        /* of a block where all blocks run at once */
     ROUTE_SMEM = 208 * 1024, /* at most */
     ATTN_THREADS = 288,
@@ -64,12 +63,12 @@ static size_t sample_smem(const struct kernels_shape *s)
     return (parts + SAMPLE_CLUSTER - 1) / SAMPLE_CLUSTER * SAMPLE_PART * sizeof(float);
 }
 
-/* norm_route: weights of 16 experts, rows in f32 and BF16, logits, and a plan by its warps. */
+/* norm_route: weights of 16 experts, rows in f32 and BF16, logits. */
 static size_t norm_route_smem(int32_t hidden, int32_t n_experts, int32_t tokens)
 {
     size_t n = (size_t)hidden, experts = (size_t)n_experts, t = (size_t)tokens;
     size_t row = n * sizeof(float) + (n + 8) * sizeof(uint16_t) + experts * sizeof(float);
-    return n * 16 * sizeof(uint16_t) + t * row + NORM_ROUTE_THREADS / 32 * experts * sizeof(uint32_t);
+    return n * 16 * sizeof(uint16_t) + t * row;
 }
 
 struct wanted {
@@ -258,8 +257,8 @@ void kernels_norm_route(const struct kernels *k, struct queue *q, const struct n
           a->route.n_local <= k->s.n_experts && a->route.top_k <= ROUTE_TOP_K_MAX);
     if (a->route.n_tokens < 1) return;
     struct norm_route_args args = *a;
-    args.route.set_words = 1;
     args.segment = gemm_segment(k->s.n_experts, k->s.hidden);
+    args.n_segments = (k->s.hidden + args.segment - 1) / args.segment;
     struct kernel norm_route = k->norm_route;
     norm_route.smem_bytes =
         (uint32_t)norm_route_smem(k->s.hidden, k->s.n_experts, a->route.n_tokens);
@@ -333,7 +332,8 @@ bool kernels_attn_is_few(const struct kernels *k, int32_t tokens, int32_t max_ch
 {
     const struct kernels_shape *s = &k->s;
     return s->head_dim == ATTN_FEW_DIM && s->n_heads / s->n_kv_heads <= ATTN_FEW_GROUP &&
-           max_chunks >= 1 && max_chunks <= ATTN_FEW_CHUNKS && (max_chunks & (max_chunks - 1)) == 0 &&
+           max_chunks >= 1 && max_chunks <= ATTN_FEW_CHUNKS &&
+           (max_chunks & (max_chunks - 1)) == 0 &&
            (int64_t)tokens * s->n_kv_heads * max_chunks <= k->n_sms;
 }
 
@@ -345,11 +345,10 @@ void kernels_attn_few(const struct kernels *k, struct queue *q, const struct att
     if (tokens < 1) return;
     struct kernel few = k->attn_few;
     few.smem_bytes = (uint32_t)ATTN_FEW_SMEM(k->s.kv, max_chunks);
-    struct launch l = {
-        .grid = {(uint32_t)max_chunks, (uint32_t)k->s.n_kv_heads, (uint32_t)tokens},
-        .threads = ATTN_FEW_THREADS,
-        .cluster = (uint32_t)max_chunks,
-        .programmatic = programmatic};
+    struct launch l = {.grid = {(uint32_t)max_chunks, (uint32_t)k->s.n_kv_heads, (uint32_t)tokens},
+                       .threads = ATTN_FEW_THREADS,
+                       .cluster = (uint32_t)max_chunks,
+                       .programmatic = programmatic};
     queue_launch(q, &few, l, a);
 }
 

@@ -221,6 +221,7 @@ struct attn_few_args {
 #define ROUTE_EXPERTS_MAX 512
 #define ROUTE_TOP_K_MAX   64
 #define ROUTE_TOKENS_MAX  (1 << 20)
+#define ROUTE_FEW         16 /* tokens that one block routes */
 
 /*
  * Softmax of the router's logits, the top k (ties to the lower index), weights rounded once to
@@ -252,9 +253,9 @@ struct route_args {
 
 struct norm_route_args {
     struct norm_args norm;            /* as for NORM_ADD, with `out` */
-    struct route_args route;          /* without logits, seq and ticket as for kernels_route */
+    struct route_args route;          /* without logits */
     const struct gemm_weight *router; /* BF16, [n_experts][n] */
-    int32_t segment;                  /* filled in by the launcher */
+    int32_t segment, n_segments;      /* filled in by the launcher */
 };
 
 /* --- sampling: sample.h on the device --------------------------------------------------------- */
