@@ -66,7 +66,8 @@ static void rig_new(struct rig *r, const struct shape *s, uint64_t seed)
         seq[t] = s->pos[t] < 0 ? -1 : t;
     }
     for (int32_t i = 0; i < TOKENS * TABLE; i++)
-        tables[i] = i * 77 % PAGES; /* each a page of its own: PAGES is a prime above TOKENS * TABLE */
+        tables[i] =
+            i * 77 % PAGES; /* each a page of its own: PAGES is a prime above TOKENS * TABLE */
     for (int i = 0; i < 2 * DIM; i++)
         norm[i] = f32_to_bf16(1.0f + noise_f32(&seed));
     r->page_bytes = (size_t)PAGES * (size_t)s->kv_heads * kv_tile_bytes(s->kv, DIM);
@@ -123,9 +124,8 @@ static void two_kernels(const struct rig *r, devptr_t out)
     struct attn_block blocks[TOKENS] = {0};
     size_t counters = (size_t)(s->n * s->kv_heads) * 4;
     for (int32_t t = 0; t < s->n; t++)
-        if (s->pos[t] >= 0) blocks[t] = (struct attn_block){t, 1, t, 0};
-    devptr_t q = gpu_new(&gpu, NULL, r->out_bytes),
-             dblocks = gpu_new(&gpu, blocks, sizeof blocks),
+        if (s->pos[t] >= 0) blocks[t] = (struct attn_block){t, 1, t, 0, 0};
+    devptr_t q = gpu_new(&gpu, NULL, r->out_bytes), dblocks = gpu_new(&gpu, blocks, sizeof blocks),
              spans = gpu_new(&gpu, NULL, (TOKENS + 1) * sizeof(struct attn_span)),
              partial = gpu_new(&gpu, NULL, kernels_attn_bytes(r->kernels, ATTN_DECODE, s->chunks)),
              arrived = gpu_new(&gpu, NULL, counters);

@@ -23,25 +23,24 @@ struct shape {
 static struct norm_route_args args_of(const struct buffers *b, const struct shape *s,
                                       int32_t tokens, devptr_t router)
 {
-    return (struct norm_route_args){
-        .norm = {.x = (float *)b->x,
-                 .y = (const float *)b->y,
-                 .w = (const uint16_t *)b->w,
-                 .out = (uint16_t *)b->out,
-                 .n = s->hidden,
-                 .eps = 1e-6f},
-        .route = {.seq = (const int32_t *)b->seq,
-                  .packed = (uint32_t *)b->packed,
-                  .offsets = (int32_t *)b->offsets,
-                  .token_of = (int32_t *)b->token_of,
-                  .row_of = (int32_t *)b->row_of,
-                  .ticket = (uint32_t *)b->ticket,
-                  .n_tokens = tokens,
-                  .n_experts = s->experts,
-                  .top_k = s->top_k,
-                  .n_local = s->experts,
-                  .normalise = s->normalise},
-        .router = (const struct gemm_weight *)router};
+    return (struct norm_route_args){.norm = {.x = (float *)b->x,
+                                             .y = (const float *)b->y,
+                                             .w = (const uint16_t *)b->w,
+                                             .out = (uint16_t *)b->out,
+                                             .n = s->hidden,
+                                             .eps = 1e-6f},
+                                    .route = {.seq = (const int32_t *)b->seq,
+                                              .packed = (uint32_t *)b->packed,
+                                              .offsets = (int32_t *)b->offsets,
+                                              .token_of = (int32_t *)b->token_of,
+                                              .row_of = (int32_t *)b->row_of,
+                                              .ticket = (uint32_t *)b->ticket,
+                                              .n_tokens = tokens,
+                                              .n_experts = s->experts,
+                                              .top_k = s->top_k,
+                                              .n_local = s->experts,
+                                              .normalise = s->normalise},
+                                    .router = (const struct gemm_weight *)router};
 }
 
 static void three_kernels(const struct kernels *k, const struct norm_route_args *a, devptr_t logits)
@@ -96,8 +95,8 @@ static struct buffers buffers_new(const struct shape *s, int32_t tokens, uint64_
 
 static void buffers_free(const struct buffers *b)
 {
-    const devptr_t all[] = {b->x,        b->y,      b->w,      b->out,    b->seq, b->packed, b->offsets,
-                            b->token_of, b->row_of, b->logits, b->ticket};
+    const devptr_t all[] = {b->x,       b->y,        b->w,      b->out,    b->seq,   b->packed,
+                            b->offsets, b->token_of, b->row_of, b->logits, b->ticket};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         gpu_free(&gpu, all[i]);
 }
@@ -140,12 +139,13 @@ static void check(const struct shape *s, int32_t tokens, uint64_t seed, int kind
     struct kernels *k = NULL;
     MUST(kernels_new(&k, gpu.d, &shape, &must_e));
     assert_true(kernels_norm_routes(k, tokens));
-    struct test_matrix m = matrix_new(FORMAT_BF16, (size_t)s->experts, (size_t)s->hidden,
-                                      DATA_NORMAL, &seed);
+    struct test_matrix m =
+        matrix_new(FORMAT_BF16, (size_t)s->experts, (size_t)s->hidden, DATA_NORMAL, &seed);
     matrix_upload(&gpu, &m);
     struct gemm_weight w = matrix_weight(&m);
     devptr_t router = gpu_new(&gpu, &w, sizeof w);
-    struct buffers b = buffers_new(s, tokens, seed, kind), want = buffers_new(s, tokens, seed, kind);
+    struct buffers b = buffers_new(s, tokens, seed, kind),
+                   want = buffers_new(s, tokens, seed, kind);
     struct norm_route_args a = args_of(&b, s, tokens, router),
                            one = args_of(&want, s, tokens, router);
     char what[80];
@@ -164,8 +164,8 @@ static void check(const struct shape *s, int32_t tokens, uint64_t seed, int kind
 static void one_kernel_or_three(void **state)
 {
     (void)state;
-    static const struct shape shapes[] = {{2048, 128, 8, true}, {256, 16, 4, false},
-                                          {1024, 100, 7, true}, {512, 1, 1, false},
+    static const struct shape shapes[] = {{2048, 128, 8, true},  {256, 16, 4, false},
+                                          {1024, 100, 7, true},  {512, 1, 1, false},
                                           {2048, 128, 64, true}, {512, 33, 33, true}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int32_t tokens = 1; tokens <= NORM_ROUTE_TOKENS; tokens += gpu.few ? 4 : 1)

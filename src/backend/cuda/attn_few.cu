@@ -49,7 +49,7 @@ struct map {
 };
 
 struct own {
-    int token, head, rank, ranks, n_keys, n_chunks;
+    int token, head, group, rank, ranks, n_keys, n_chunks;
     struct chunk c;
     int n_tiles;
 };
@@ -59,6 +59,7 @@ __device__ __forceinline__ struct own find(const struct attn_few_args &a)
     struct own o;
     o.token = blockIdx.z;
     o.head = blockIdx.y;
+    o.group = a.rope.n_heads / a.rope.n_kv_heads;
     o.rank = blockIdx.x;
     o.ranks = gridDim.x;
     o.n_keys = a.rope.seq[o.token] < 0 ? 0 : a.rope.pos[o.token] + 1;
@@ -115,9 +116,9 @@ struct heads {
     __device__ __forceinline__ void begin(const struct attn_few_args &a, const struct own &o)
     {
         const struct rope_args &r = a.rope;
-        int lane = threadIdx.x & 15, group = r.n_heads / r.n_kv_heads;
+        int lane = threadIdx.x & 15;
         unit = threadIdx.x / 16;
-        is_q = unit < group && o.n_tiles;
+        is_q = unit < o.group && o.n_tiles;
         is_kv = (unit == K_UNIT || unit == V_UNIT) && o.rank + 1 == o.n_chunks;
         const uint16_t *norm = unit < K_UNIT ? r.q_norm : r.k_norm;
         size_t angle = o.n_keys ? (size_t)(o.n_keys - 1) * (DIM / 2) : 0;
@@ -134,8 +135,7 @@ struct heads {
     __device__ __forceinline__ void load(const struct attn_few_args &a, const struct own &o)
     {
         const struct rope_args &r = a.rope;
-        int group = r.n_heads / r.n_kv_heads;
-        int head = unit < K_UNIT ? o.head * group + unit
+        int head = unit < K_UNIT ? o.head * o.group + unit
                                  : r.n_heads + (unit - K_UNIT) * r.n_kv_heads + o.head;
         const float *from = r.qkv + (size_t)o.token * r.ld + (size_t)head * DIM;
 #pragma unroll
@@ -143,6 +143,7 @@ struct heads {
             x[i] = is_q || is_kv ? from[(threadIdx.x & 15) + 16 * i] : 0.0f;
     }
 
+    /* To shared memory. */
     __device__ __forceinline__ void finish(const struct attn_few_args &a, const map<TYPE> &m,
                                            const struct own &o, uint32_t full)
     {
@@ -152,15 +153,23 @@ struct heads {
         if (unit < COLS && o.n_tiles) put_q<TYPE>(m, unit, x); /* zeros of 0 where there is none */
         if (!is_kv) return;
         bool is_v = unit == V_UNIT;
-        int pos = o.n_keys - 1, tile = (pos - o.c.key0) / KV_ROWS;
-        size_t page = r.tables[r.seq[o.token] * r.table_ld + pos / KV_ROWS];
-        float scale = is_v ? r.v_scale : r.k_scale;
+        int tile = (o.n_keys - 1 - o.c.key0) / KV_ROWS;
         mbarrier_wait(full + is_v * 8, 0); /* the page as it was is here: over it */
-        write_kv<TYPE, E>((is_v ? m.v_at : m.k_at) + tile * map<TYPE>::TILE, pos % KV_ROWS, x,
-                          scale);
+        write_kv<TYPE, E>((is_v ? m.v_at : m.k_at) + tile * map<TYPE>::TILE,
+                          (o.n_keys - 1) % KV_ROWS, x, is_v ? r.v_scale : r.k_scale);
+    }
+
+    /* To the page, where later steps find it. */
+    __device__ __forceinline__ void store(const struct attn_few_args &a, const struct own &o)
+    {
+        if (!is_kv) return;
+        const struct rope_args &r = a.rope;
+        bool is_v = unit == V_UNIT;
+        int pos = o.n_keys - 1;
+        size_t page = r.tables[r.seq[o.token] * r.table_ld + pos / KV_ROWS];
         write_kv<TYPE, E>((char *)(is_v ? r.v : r.k) +
                               (page * r.n_kv_heads + o.head) * map<TYPE>::TILE,
-                          pos % KV_ROWS, x, scale);
+                          pos % KV_ROWS, x, is_v ? r.v_scale : r.k_scale);
     }
 };
 
@@ -294,9 +303,9 @@ template <kv_type_t TYPE>
 __device__ __forceinline__ void fold(const struct attn_few_args &a, const map<TYPE> &m,
                                      const struct own &o, const float4 ml[][COLS / 2])
 {
-    int group = a.rope.n_heads / a.rope.n_kv_heads, per = DIM / 4 / o.ranks;
-    int col = threadIdx.x / per, d = (o.rank * per + threadIdx.x % per) * 4;
-    if (col >= group || o.n_chunks == 0) return;
+    int shift = __ffs(DIM / 4) - __ffs(o.ranks); /* a power of 2 */
+    int col = threadIdx.x >> shift, d = (o.rank << shift | (threadIdx.x & ((1 << shift) - 1))) * 4;
+    if (col >= o.group || o.n_chunks == 0) return;
     float high = 0.0f, l = 0.0f;
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int c = 0; c < o.n_chunks; c++) {
@@ -314,7 +323,7 @@ __device__ __forceinline__ void fold(const struct attn_few_args &a, const map<TY
 #pragma unroll
         for (int i = 0; i < 4; i++)
             r[i] = __fmul_rn(r[i], a.rope.v_scale);
-    size_t row = (size_t)o.token * a.rope.n_heads + o.head * group + col;
+    size_t row = (size_t)o.token * a.rope.n_heads + o.head * o.group + col;
     *(uint2 *)(a.out + row * DIM + d) = make_uint2(bf16_pack(r[0], r[1]), bf16_pack(r[2], r[3]));
 }
 
@@ -349,13 +358,15 @@ __device__ __forceinline__ void attend(const struct attn_few_args &a)
         mbarrier_wait(smem_addr(full + 1), 0);
         output<TYPE>(acc, m, o);
         if (warp == 0) sums(sum, m.p, o.n_tiles, max);
+        h.store(a, o);
     }
     barrier_cluster_wait(); /* all blocks run */
     if (o.n_tiles) {
         send<TYPE>(m, o, acc);
         float v[4] = {max[0], max[1], sum[0], sum[1]};
         if (warp == 0 && lane / 4 < o.ranks)
-            st_shared_cluster_v4(mapa_shared_cluster(smem_addr(&ml[o.rank][lane % 4]), lane / 4), v);
+            st_shared_cluster_v4(mapa_shared_cluster(smem_addr(&ml[o.rank][lane % 4]), lane / 4),
+                                 v);
     }
     barrier_cluster_arrive();
     barrier_cluster_wait();

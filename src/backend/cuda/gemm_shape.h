@@ -14,6 +14,7 @@ typedef enum {
     GEMM_LARGE,
     GEMM_PANEL, /* of one panel, and of two: dense linears alone */
     GEMM_PANELS,
+    GEMM_FEW, /* gemm_few.h */
     GEMM_SIZES
 } gemm_size_t;
 

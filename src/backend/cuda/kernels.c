@@ -7,7 +7,6 @@ enum {
     NORM_TURN = NORM_THREADS * 8, /* columns that a block holds without a second turn */
     ROPE_HEADS = 8,
     ROUTE_WARPS = 32,
-    ROUTE_FEW = 16,          /* tokens of the only block */
     ROUTE_SPREAD = 8,        /* of a block where all blocks run at once */
     ROUTE_SMEM = 208 * 1024, /* at most */
     ATTN_THREADS = 288,
@@ -21,7 +20,7 @@ struct kernels {
     int nt[ATTN_KINDS]; /* query columns / 8 */
     bool wgmma;         /* ATTN_PREFILL is attn_prefill.cu's */
     struct kernel norm[NORM_SOURCES], norm_route, rope, swiglu, round, route, route_plan, attn_plan,
-        attn[ATTN_KINDS], attn_few, attn_prefix;
+        attn[ATTN_KINDS], attn_few, attn_prefix, attn_tail;
     struct kernel sample_adjust, sample_row, sample_finish;
 };
 
@@ -64,12 +63,12 @@ static size_t sample_smem(const struct kernels_shape *s)
     return (parts + SAMPLE_CLUSTER - 1) / SAMPLE_CLUSTER * SAMPLE_PART * sizeof(float);
 }
 
-/* norm_route: weights of 16 experts, rows in f32 and BF16, logits, and a plan by its warps. */
+/* norm_route: weights of 16 experts, rows in f32 and BF16, logits. */
 static size_t norm_route_smem(int32_t hidden, int32_t n_experts, int32_t tokens)
 {
     size_t n = (size_t)hidden, experts = (size_t)n_experts, t = (size_t)tokens;
     size_t row = n * sizeof(float) + (n + 8) * sizeof(uint16_t) + experts * sizeof(float);
-    return n * 16 * sizeof(uint16_t) + t * row + NORM_ROUTE_THREADS / 32 * experts * sizeof(uint32_t);
+    return n * 16 * sizeof(uint16_t) + t * row;
 }
 
 struct wanted {
@@ -81,7 +80,7 @@ struct wanted {
 static err_t find(struct kernels *k, struct device *d, struct err *e)
 {
     const struct kernels_shape *s = &k->s;
-    char rope[32], attn[ATTN_KINDS][32], few[32], prefix[32], norm[NORM_SOURCES][32];
+    char rope[32], attn[ATTN_KINDS][32], few[32], prefix[32], tail[32], norm[NORM_SOURCES][32];
     int turns = s->hidden <= NORM_TURN ? 1 : s->hidden <= 2 * NORM_TURN ? 2 : 4;
     const char *route = s->n_experts <= 128   ? "route_4"
                         : s->n_experts <= 256 ? "route_8"
@@ -92,6 +91,7 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
     for (int i = 0; i < NORM_SOURCES; i++)
         snprintf(norm[i], sizeof norm[i], "norm_%s_%d", norm_names[i], turns);
     snprintf(few, sizeof few, "attn_few_%s", kv_names[s->kv]);
+    snprintf(tail, sizeof tail, "attn_tail_%s", kv_names[s->kv]);
     size_t attn_smem[ATTN_KINDS];
     err_t rc = OK;
     for (int i = 0; i < ATTN_KINDS; i++) {
@@ -122,6 +122,7 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
         {&k->attn[ATTN_DECODE], attn[ATTN_DECODE], sizeof(struct attn_args),
          attn_smem[ATTN_DECODE]},
         {&k->attn_few, few, sizeof(struct attn_few_args), ATTN_FEW_SMEM(s->kv, ATTN_FEW_CHUNKS)},
+        {&k->attn_tail, tail, sizeof(struct attn_tail_args), ATTN_TAIL_SMEM},
         {&k->attn[ATTN_SHORT], attn[ATTN_SHORT], sizeof(struct attn_args), attn_smem[ATTN_SHORT]},
         {&k->attn[ATTN_PREFILL], attn[ATTN_PREFILL], sizeof(struct attn_args),
          attn_smem[ATTN_PREFILL]},
@@ -258,8 +259,8 @@ void kernels_norm_route(const struct kernels *k, struct queue *q, const struct n
           a->route.n_local <= k->s.n_experts && a->route.top_k <= ROUTE_TOP_K_MAX);
     if (a->route.n_tokens < 1) return;
     struct norm_route_args args = *a;
-    args.route.set_words = 1;
     args.segment = gemm_segment(k->s.n_experts, k->s.hidden);
+    args.n_segments = (k->s.hidden + args.segment - 1) / args.segment;
     struct kernel norm_route = k->norm_route;
     norm_route.smem_bytes =
         (uint32_t)norm_route_smem(k->s.hidden, k->s.n_experts, a->route.n_tokens);
@@ -333,7 +334,8 @@ bool kernels_attn_is_few(const struct kernels *k, int32_t tokens, int32_t max_ch
 {
     const struct kernels_shape *s = &k->s;
     return s->head_dim == ATTN_FEW_DIM && s->n_heads / s->n_kv_heads <= ATTN_FEW_GROUP &&
-           max_chunks >= 1 && max_chunks <= ATTN_FEW_CHUNKS && (max_chunks & (max_chunks - 1)) == 0 &&
+           max_chunks >= 1 && max_chunks <= ATTN_FEW_CHUNKS &&
+           (max_chunks & (max_chunks - 1)) == 0 &&
            (int64_t)tokens * s->n_kv_heads * max_chunks <= k->n_sms;
 }
 
@@ -345,11 +347,10 @@ void kernels_attn_few(const struct kernels *k, struct queue *q, const struct att
     if (tokens < 1) return;
     struct kernel few = k->attn_few;
     few.smem_bytes = (uint32_t)ATTN_FEW_SMEM(k->s.kv, max_chunks);
-    struct launch l = {
-        .grid = {(uint32_t)max_chunks, (uint32_t)k->s.n_kv_heads, (uint32_t)tokens},
-        .threads = ATTN_FEW_THREADS,
-        .cluster = (uint32_t)max_chunks,
-        .programmatic = programmatic};
+    struct launch l = {.grid = {(uint32_t)max_chunks, (uint32_t)k->s.n_kv_heads, (uint32_t)tokens},
+                       .threads = ATTN_FEW_THREADS,
+                       .cluster = (uint32_t)max_chunks,
+                       .programmatic = programmatic};
     queue_launch(q, &few, l, a);
 }
 
@@ -372,6 +373,23 @@ void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct 
     struct launch l = {
         .grid = {k->n_sms}, .threads = ATTN_PREFILL_THREADS, .programmatic = programmatic};
     queue_launch(q, &k->attn_prefix, l, a);
+}
+
+bool kernels_attn_tails(const struct kernels *k)
+{
+    return k->wgmma && k->s.n_heads / k->s.n_kv_heads == ATTN_TAIL_GROUP;
+}
+
+void kernels_attn_tail(const struct kernels *k, struct queue *q, const struct attn_tail_args *a,
+                       bool programmatic)
+{
+    CHECK(kernels_attn_tails(k) && a->attn.state && a->attn.state_ml &&
+          a->attn.first_chunk == ATTN_CHUNK);
+    if (a->attn.n_blocks < 1) return;
+    struct launch l = {.grid = {2 * (uint32_t)a->attn.n_blocks, (uint32_t)k->s.n_kv_heads},
+                       .threads = 256,
+                       .programmatic = programmatic};
+    queue_launch(q, &k->attn_tail, l, a);
 }
 
 void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,

@@ -160,7 +160,8 @@ struct round_args {
  * kernels_attn_tokens() of them; n == 0: nothing (padding). */
 struct attn_block {
     int32_t token, n, seq;
-    int32_t prefix; /* leading chunks, whole and seen whole, that kernels_attn_prefix has done */
+    int32_t prefix; /* leading chunks that kernels_attn_prefix and kernels_attn_tail have done */
+    int32_t tail;   /* of a shared prefix: tiles of the next chunk that all its tokens share too */
 };
 
 /* Made on the device by attn_plan, once a step, for all layers. */
@@ -198,6 +199,24 @@ struct attn_args {
 };
 
 /*
+ * The chunk behind a shared prefix, where its first `tail` tiles (KV_ROWS keys each, seen whole) are
+ * shared too: those are read once for ATTN_TAIL_SEQS tokens, the first of a block, then the others.
+ * A token has at most ATTN_TAIL_OWN more tiles of that chunk, and all of them together, with the
+ * shared ones counted once, ATTN_TAIL_TILES.
+ */
+#define ATTN_TAIL_SEQS  8
+#define ATTN_TAIL_OWN   8
+#define ATTN_TAIL_TILES 48
+#define ATTN_TAIL_GROUP 8 /* query heads a KV head */
+#define ATTN_TAIL_SMEM  (32768 + ATTN_TAIL_TILES * 4096 + 3072)
+
+struct attn_tail_args {
+    struct attn_args attn;           /* with the state that kernels_attn_prefix left */
+    const struct attn_block *blocks; /* [attn.n_blocks] of the shared prefixes */
+    const int32_t *pos, *seq;        /* [tokens] */
+};
+
+/*
  * A decode step of few tokens: what kernels_rope and kernels_attn (ATTN_DECODE) leave in the pages
  * and in `out`, the same bits, by one kernel.  It reads pos, seq, tables and the keys before each
  * token's own before its predecessor has ended: they must be complete when that one starts.
@@ -221,6 +240,7 @@ struct attn_few_args {
 #define ROUTE_EXPERTS_MAX 512
 #define ROUTE_TOP_K_MAX   64
 #define ROUTE_TOKENS_MAX  (1 << 20)
+#define ROUTE_FEW         16 /* tokens that one block routes */
 
 /*
  * Softmax of the router's logits, the top k (ties to the lower index), weights rounded once to
@@ -252,9 +272,9 @@ struct route_args {
 
 struct norm_route_args {
     struct norm_args norm;            /* as for NORM_ADD, with `out` */
-    struct route_args route;          /* without logits, seq and ticket as for kernels_route */
+    struct route_args route;          /* without logits */
     const struct gemm_weight *router; /* BF16, [n_experts][n] */
-    int32_t segment;                  /* filled in by the launcher */
+    int32_t segment, n_segments;      /* filled in by the launcher */
 };
 
 /* --- sampling: sample.h on the device --------------------------------------------------------- */
@@ -383,6 +403,10 @@ void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q,
                               const struct attn_plan_args *a, bool programmatic);
 void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a,
                          bool programmatic);
+/* After it, where blocks have a `tail`; their tokens' own blocks then have `prefix` one higher. */
+bool kernels_attn_tails(const struct kernels *k); /* whether there is a kernel for this shape */
+void kernels_attn_tail(const struct kernels *k, struct queue *q, const struct attn_tail_args *a,
+                       bool programmatic);
 
 /* Three kernels. */
 void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,

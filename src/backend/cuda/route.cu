@@ -31,12 +31,9 @@ __device__ __forceinline__ void route(const struct route_args &a)
 {
     __shared__ uint32_t seen;
     griddepcontrol_launch_dependents();
-    bool few = gridDim.x == 1;
-    if (few) clear_words(a, sets_at(a, smem));
-    __syncthreads();
     griddepcontrol_wait();
-    if (few) {
-        route_few<N>(a, a.logits, smem);
+    if (gridDim.x == 1) {
+        route_few<N>(a, a.logits);
         return;
     }
     int warp = threadIdx.x / 32, token = blockIdx.x * a.block_tokens + warp;

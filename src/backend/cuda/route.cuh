@@ -77,12 +77,12 @@ __device__ __forceinline__ bool top_k(const struct route_args &a, const float *l
             at[i] = lane + 32 * i;
         }
 #pragma unroll
-        for (int w = 1; w < N; w *= 2)
+        for (int step = 1; step < N; step *= 2)
 #pragma unroll
-            for (int i = 0; i < N; i += 2 * w)
-                if (best[i + w] > best[i]) {
-                    best[i] = best[i + w];
-                    at[i] = at[i + w];
+            for (int i = 0; i < N; i += 2 * step)
+                if (best[i + step] > best[i]) {
+                    best[i] = best[i + step];
+                    at[i] = at[i + step];
                 }
         uint32_t top = __reduce_max_sync(FULL_WARP, best[0]), first;
         uint32_t who = __ballot_sync(FULL_WARP, best[0] == top);
@@ -284,39 +284,55 @@ __device__ __forceinline__ void plan(const struct route_args &a, uint32_t *count
     }
 }
 
-/* --- few tokens, one a warp: choices and plan by one block */
+/* --- few tokens, one a warp: choices and plan by one block, counted directly */
 
-/* smem: as for plan_sets, of cleared words, and as for plan. */
-template <int N>
-__device__ __forceinline__ void route_few(const struct route_args &a, const float *logits,
-                                          uint32_t *smem)
+#define ROUTE_NOWHERE INT32_MAX /* no expert of this slice */
+
+/* Entries of list[0 .. n), a multiple of 4, that are below `e`; and those equal to it before `i`.
+ */
+__device__ __forceinline__ int32_t count_before(const int32_t *list, int n, int32_t e, int i)
 {
-    struct sets s = sets_at(a, smem);
-    int token = threadIdx.x / 32, lane = threadIdx.x & 31;
+    int32_t count = 0;
+#pragma unroll 1
+    for (int j = 0; j < n; j += 4) {
+        int4 x = *(const int4 *)(list + j);
+        count += (x.x < e) + (x.y < e) + (x.z < e) + (x.w < e);
+        count += (x.x == e && j < i) + (x.y == e && j + 1 < i) + (x.z == e && j + 2 < i) +
+                 (x.w == e && j + 3 < i);
+    }
+    return count;
+}
+
+template <int N>
+__device__ __forceinline__ void route_few(const struct route_args &a, const float *logits)
+{
+    __shared__ __align__(16) int32_t list[ROUTE_FEW * ROUTE_TOP_K_MAX + 4];
+    int token = threadIdx.x / 32, lane = threadIdx.x & 31, n = a.n_tokens * a.top_k;
     int32_t e[2];
-    bool distinct = true;
+    if (threadIdx.x < 4) list[n + threadIdx.x] = ROUTE_NOWHERE;
     if (token < a.n_tokens) {
-        distinct = top_k<N>(a, logits, token, e);
+        (void)top_k<N>(a, logits, token, e);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int local = e[h] < 0 ? -1 : e[h] - a.first;
-            e[h] = local >= 0 && local < a.n_local ? local : -1;
-            if (e[h] >= 0) atomicOr(s.words + e[h], 1u << token);
+            int local = e[h] < 0 ? -1 : e[h] - a.first, k = lane + 32 * h;
+            e[h] = local >= 0 && local < a.n_local ? local : ROUTE_NOWHERE;
+            if (k < a.top_k) list[token * a.top_k + k] = e[h];
         }
     }
-    if (!__syncthreads_and(distinct)) {
-        plan(a, smem);
-        return;
-    }
-    uint32_t n = threadIdx.x < a.n_local ? __popc(s.words[threadIdx.x]) : 0;
-    uint32_t at = scan_experts(a, n);
-    if (threadIdx.x < a.n_local) s.before[threadIdx.x] = at;
     __syncthreads();
+    n = (n + 3) / 4 * 4;
+#pragma unroll 1
+    for (int first = (int)(blockDim.x - 1 - threadIdx.x); first <= a.n_local; first += blockDim.x)
+        a.offsets[first] = count_before(list, n, first, 0);
     if (token >= a.n_tokens) return;
 #pragma unroll
-    for (int h = 0; h < 2; h++)
-        if (lane + 32 * h < a.top_k)
-            give_row(a, s, token * a.top_k + lane + 32 * h, e[h], token, 0);
+    for (int h = 0; h < 2; h++) {
+        int k = lane + 32 * h, i = token * a.top_k + k;
+        if (k >= a.top_k) break;
+        int32_t row = e[h] == ROUTE_NOWHERE ? -1 : count_before(list, n, e[h], i);
+        a.row_of[i] = row;
+        if (row >= 0) a.token_of[row] = token;
+    }
 }
 
 #endif
