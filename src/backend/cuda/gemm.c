@@ -14,9 +14,9 @@ static size_t smem_bytes(format_t f, int size)
     struct tile_shape t = tile_shape(f);
     bool chains = f == FORMAT_FP8_BLOCK;
     int stage =
-        gemm_stage_bytes(2 * gemm_pairs(size, chains), gemm_stage_blocks(size, (int)t.elem_bits),
+        gemm_stage_bytes(gemm_tile_panels(size, chains), gemm_stage_blocks(size, (int)t.elem_bits),
                          (int)t.bytes, gemm_columns(size, chains));
-    int out = gemm_out_bytes(size, gemm_columns(size, chains));
+    int out = gemm_out_bytes(size, (int)t.elem_bits, gemm_columns(size, chains));
     return (size_t)(gemm_stages(size, stage, out) * stage + out + GEMM_TABLE_BYTES);
 }
 
@@ -77,14 +77,15 @@ static int32_t segment(const struct gemm_args *a)
     return is_linear(a) ? gemm_segment(a->n, a->k) : INT32_MAX / TILE_K * TILE_K;
 }
 
-/* How much of the chip a dense product keeps busy: what there is to do over the places of all
- * waves, times what a size reaches with all places taken, as a share of LARGE's. */
+/* How much of the chip a dense product keeps busy: what there is to do over the
+ * places of all waves, times what a size reaches with all places taken, as a
+ * share of LARGE's. */
 static double fill(const struct gemm_kernels *g, const struct gemm_args *a, int64_t rows, int size,
                    bool chains)
 {
     static const double reach[GEMM_SIZES] = {
         [GEMM_SMALL] = 0.6, [GEMM_MEDIUM] = 0.93, [GEMM_LARGE] = 1.0};
-    int64_t panels = 2 * gemm_pairs(size, chains),
+    int64_t panels = gemm_tile_panels(size, chains),
             per_tile = a->out_kind == GEMM_SWIGLU ? panels / 2 : panels;
     int64_t across = ceil_div(a->n, 64 * per_tile),
             tiles = across * ceil_div(rows, gemm_columns(size, chains));
@@ -138,8 +139,8 @@ static int64_t pieces(const struct gemm_args *a, int per)
     return n;
 }
 
-/* Blocks of threads: those that are resident together, of strips no more than there are; of panels
- * one a tile and segment. */
+/* Blocks of threads: those that are resident together, of strips no more than
+ * there are; of panels one a tile and segment. */
 static uint32_t grid(const struct gemm_kernels *g, format_t f, const struct gemm_args *a, int size)
 {
     int64_t places = g->n_sms * (size == GEMM_STRIP ? GEMM_STRIP_BLOCKS : gemm_blocks(size));
@@ -152,10 +153,11 @@ static uint32_t grid(const struct gemm_kernels *g, format_t f, const struct gemm
     return (uint32_t)(strips < places ? strips : places);
 }
 
-static uint32_t threads(int size)
+static uint32_t threads(format_t f, int size)
 {
     if (size == GEMM_STRIP) return GEMM_STRIP_THREADS;
-    return (uint32_t)(size < GEMM_PANEL ? gemm_threads(size) : gemm_panel_threads(size));
+    return (uint32_t)(size < GEMM_PANEL ? gemm_threads(size, (int)tile_shape(f).elem_bits)
+                                        : gemm_panel_threads(size));
 }
 
 bool gemm_takes(const struct gemm_kernels *g, format_t f, const struct gemm_args *a, int size)
@@ -181,7 +183,7 @@ void gemm_launch_size(const struct gemm_kernels *g, struct queue *q, format_t f,
     if (!a->first && a->n_groups == 1) args.part[1] = a->n;
     CHECK(a->first ||
           (args.part[a->n_groups] == a->n && (a->n_groups == 1 || a->out_kind == GEMM_F32)));
-    struct launch l = {.grid = {grid(g, f, &args, size), 1, 1}, .threads = threads(size)};
+    struct launch l = {.grid = {grid(g, f, &args, size), 1, 1}, .threads = threads(f, size)};
     if (size == GEMM_FEW)
         l = gemm_few_launch(&args, f, g->n_sms);
     else if (size >= GEMM_PANEL && args.segment < args.k)

@@ -1,23 +1,23 @@
 /*
  * gemm.cuh - the grouped GEMM kernel, one template for every format.
  *
- * A block is two warpgroups that multiply, one warp that copies weights, and GATHERERS warps that
- * gather x.  It walks over tiles (group, 64 * PANELS rows of weights, up to NMAX rows of x; those
- * of all groups in the order of gemm_tiles.cuh); a tile runs through K in stages of KB blocks of
- * 64:
+ * A block is CONSUMERS warpgroups that multiply, one warp that copies weights,
+ * and GATHERERS warps that gather x.  It walks over tiles (group, 64 * PANELS
+ * rows of weights, up to NMAX rows of x; those of all groups in the order of
+ * gemm_tiles.cuh); a tile runs through K in stages of KB blocks of 64:
  *
- *     weights    the tiles (layout_cuda.h) of PANELS panels: pairs of slot 0 and slot 1.  SWIGLU:
- *                slot 0 of the gates, slot 1 the same panel of the ups; else two panels in a row
- *     x          by cp.async into the 128-byte swizzle of wgmma
- *     consumers  warp i has unit i of both slots of the MT pairs.  It decodes them into A fragments
- *                (row r of the fragment from slot 0, r + 8 from slot 1), so that a thread ends up
- *                with gate and up of the same output, and multiplies: wgmma with N = width of the
- *                tile rounded up (gemm_wgmma.cuh); SMALL mma.sync (gemm_mma.cuh)
- *     results    bf16 by way of shared memory, as lines of 128 bytes; SMALL and f32 directly
- *                (gemm_store.cuh)
+ *     weights    the tiles (layout_cuda.h) of PANELS panels: pairs of slot 0
+ * and slot 1.  SWIGLU: slot 0 of the gates, slot 1 the same panel of the ups;
+ * else two panels in a row x          by cp.async into the 128-byte swizzle of
+ * wgmma consumers  warp i has unit i % 8 of both slots of MT pairs.  It decodes
+ * them into A fragments (row r of the fragment from slot 0, r + 8 from slot 1),
+ * so that a thread ends up with gate and up of the same output, and multiplies:
+ * wgmma with N = width of the tile rounded up (gemm_wgmma.cuh); SMALL mma.sync
+ * (gemm_mma.cuh) results    bf16 by way of shared memory, as lines of 128
+ * bytes; SMALL and f32 directly (gemm_store.cuh)
  *
- * full[]: 1 (weights, with bytes) + 32 * GATHERERS (x, when it has landed) arrivals; empty[]:
- * consumer warps.
+ * full[]: 1 (weights, with bytes) + 32 * GATHERERS (x, when it has landed)
+ * arrivals; empty[]: consumer warps.
  */
 #ifndef BACKEND_CUDA_GEMM_CUH
 #define BACKEND_CUDA_GEMM_CUH
@@ -65,12 +65,12 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
     struct tables *t = (struct tables *)(smem + S::STAGES * S::STAGE + S::OUT);
     int warp = threadIdx.x >> 5;
     struct place at = {t, smem_addr_once(smem), smem_addr_once(t->full),
-                       a.out_kind == GEMM_SWIGLU ? S::MT : S::PANELS, 0};
+                       a.out_kind == GEMM_SWIGLU ? S::PAIRS : S::PANELS, 0};
     griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         for (int s = 0; s < S::STAGES; s++) {
             mbarrier_init(at.full + s * 8, 1 + 32 * S::GATHERERS);
-            mbarrier_init(at.full + s * 8 + EMPTY, GEMM_CONSUMERS * 4);
+            mbarrier_init(at.full + s * 8 + EMPTY, S::CONSUMERS * 4);
         }
         fence_mbarrier_init();
     }
@@ -78,15 +78,15 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
     tables_fill<S::NMAX, S::THREADS, S::WGMMA>(t, a, at.per_tile);
     __syncthreads();
     at.n_work = t->tiles[a.n_groups];
-    if (warp < GEMM_CONSUMERS * 4) {
-        if (SIZE != GEMM_SMALL) setmaxnreg_inc<232>();
+    if (warp < S::CONSUMERS * 4) {
+        if (SIZE != GEMM_SMALL) setmaxnreg_inc<S::CONSUMERS == 2 ? 232 : 112>();
         griddepcontrol_wait();
         consume_all<F, SIZE>(a, at);
     } else {
-        if (SIZE != GEMM_SMALL) setmaxnreg_dec<40>();
-        if (warp > GEMM_CONSUMERS * 4) {
+        if (SIZE != GEMM_SMALL) setmaxnreg_dec<S::CONSUMERS == 2 ? 40 : 32>();
+        if (warp > S::CONSUMERS * 4) {
             griddepcontrol_wait();
-            produce_rows<S>(a, at, warp - GEMM_CONSUMERS * 4 - 1);
+            produce_rows<S>(a, at, warp - S::CONSUMERS * 4 - 1);
         } else {
             if (!a.prefetch) griddepcontrol_wait();
             produce_weights<S>(a, at);

@@ -23,7 +23,7 @@ __device__ void produce_weights(const struct gemm_args &a, const struct place &a
         int n_copies = 0; /* panels past the end are not copied; those that are come first */
 #pragma unroll
         for (int s = 0; s < S::PANELS; s++) {
-            int p = pair ? w.m * S::MT + s / 2 : w.m * S::PANELS + s;
+            int p = pair ? w.m * S::PAIRS + s / 2 : w.m * S::PANELS + s;
             from[s] = (s % 2 ? w1 : w0) + p * panel_bytes;
             n_copies += p < panels;
         }

@@ -22,7 +22,6 @@ enum {
     GEMM_STRIP_THREADS = 128, /* a warp a segment, at least */
     GEMM_STRIP_BLOCKS = 2,    /* an SM */
     GEMM_STRIP_COLUMNS = 8,   /* rows of x */
-    GEMM_CONSUMERS = 2,       /* warpgroups that multiply */
     GEMM_STAGES_MAX = 16,
     GEMM_TABLE_BYTES =
         2 * GEMM_STAGES_MAX * 8 + 2 * (GEMM_GROUPS_MAX + 1) * 4 + GEMM_GROUPS_MAX * 3 + 32 * 4 + 8,
@@ -35,7 +34,8 @@ enum {
 #define GEMM_BOTH static inline
 #endif
 
-/* `chains`, here and below: FP8 with block scales, which has twice the accumulators. */
+/* `chains`, here and below: FP8 with block scales, which has twice the
+ * accumulators. */
 
 /* Rows of x in a tile, at most. */
 GEMM_BOTH int gemm_columns(int size, bool chains)
@@ -46,10 +46,17 @@ GEMM_BOTH int gemm_columns(int size, bool chains)
                                  : 128;
 }
 
-/* Pairs of panels that both of the consumer warpgroups share. */
-GEMM_BOTH int gemm_pairs(int size, bool chains)
+/* Panels of weights in a tile of SMALL, MEDIUM and LARGE. */
+GEMM_BOTH int gemm_tile_panels(int size, bool chains)
 {
-    return size == GEMM_SMALL || (chains && size == GEMM_LARGE) ? 1 : 2;
+    return size == GEMM_SMALL || (chains && size == GEMM_LARGE) ? 2 : 4;
+}
+
+/* Warpgroups that multiply.  Four leave each fewer registers, but decoding 4
+ * bits takes warps. */
+GEMM_BOTH int gemm_consumers(int size, int elem_bits)
+{
+    return size == GEMM_MEDIUM && elem_bits <= 4 ? 4 : 2;
 }
 
 /* And a warp that copies weights, and these that gather rows of x. */
@@ -58,9 +65,9 @@ GEMM_BOTH int gemm_gatherers(int size)
     return size == GEMM_SMALL ? 1 : 3;
 }
 
-GEMM_BOTH int gemm_threads(int size)
+GEMM_BOTH int gemm_threads(int size, int elem_bits)
 {
-    return GEMM_CONSUMERS * 128 + 32 + gemm_gatherers(size) * 32;
+    return gemm_consumers(size, elem_bits) * 128 + 32 + gemm_gatherers(size) * 32;
 }
 
 /* Blocks an SM. */
@@ -81,10 +88,11 @@ GEMM_BOTH int gemm_stage_bytes(int panels, int blocks, int tile_bytes, int colum
     return (blocks * (panels * tile_bytes + columns * 128) + 1023) / 1024 * 1024;
 }
 
-/* Room where the bf16 results of a tile are put in rows: of a pair of panels and its warps. */
-GEMM_BOTH int gemm_out_bytes(int size, int columns)
+/* Room where the bf16 results of a tile are put in rows: of a pair of panels
+ * for two warpgroups. */
+GEMM_BOTH int gemm_out_bytes(int size, int elem_bits, int columns)
 {
-    return size == GEMM_SMALL ? 0 : 2 * columns * 128;
+    return size == GEMM_SMALL ? 0 : gemm_consumers(size, elem_bits) * columns * 128;
 }
 
 GEMM_BOTH int gemm_stages(int size, int stage_bytes, int out_bytes)
@@ -95,7 +103,8 @@ GEMM_BOTH int gemm_stages(int size, int stage_bytes, int out_bytes)
                : GEMM_STAGES_MAX;
 }
 
-/* gemm_panel.cu: panels of a tile, rows of x in it at most, threads, and bytes of the ring. */
+/* gemm_panel.cu: panels of a tile, rows of x in it at most, threads, and bytes
+ * of the ring. */
 GEMM_BOTH int gemm_panels(int size)
 {
     return size == GEMM_PANEL ? 1 : 2;

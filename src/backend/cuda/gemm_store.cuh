@@ -1,6 +1,7 @@
 /*
- * gemm_store.cuh - results of the GEMM kernels: factors of weights and of rows of x, SwiGLU, and
- * the way from accumulators (laid out as by mma.sync m16n8k16) to rows of `out`.
+ * gemm_store.cuh - results of the GEMM kernels: factors of weights and of rows
+ * of x, SwiGLU, and the way from accumulators (laid out as by mma.sync
+ * m16n8k16) to rows of `out`.
  */
 #ifndef BACKEND_CUDA_GEMM_STORE_CUH
 #define BACKEND_CUDA_GEMM_STORE_CUH
@@ -29,7 +30,8 @@ __device__ __forceinline__ float finish(float chain, float scale)
     return chain;
 }
 
-/* Factors of a tile's rows of x, for a warp: lane l has those of rows l, l + 32, ... */
+/* Factors of a tile's rows of x, for a warp: lane l has those of rows l, l +
+ * 32, ... */
 template <int N>
 struct x_scales {
     float of[(N + 31) / 32];
@@ -57,8 +59,8 @@ __device__ __forceinline__ float2 x_scales_at(const struct x_scales<N> &x, int j
                        __shfl_sync(~0u, x.of[j / 4], lane + 1));
 }
 
-/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and columns q % 2 of
- * the j-th eight. */
+/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and
+ * columns q % 2 of the j-th eight. */
 template <int N>
 __device__ __forceinline__ void chain_add(float total[4], const float chain[4],
                                           const float weight_scale[2],
@@ -98,9 +100,9 @@ __device__ __forceinline__ void store_bf16x2(uint16_t *to, uint32_t v, int n)
         *to = (uint16_t)v;
 }
 
-/* bf16 results of a warp's 8 rows of weights in each slot, `gap` columns apart (SWIGLU: one row of
- * both): columns of the accumulator become rows by movmatrix, so that four lanes write 16 bytes of
- * one row of x. */
+/* bf16 results of a warp's 8 rows of weights in each slot, `gap` columns apart
+ * (SWIGLU: one row of both): columns of the accumulator become rows by
+ * movmatrix, so that four lanes write 16 bytes of one row of x. */
 template <format_t F, int N>
 __device__ __forceinline__ void store_bf16(const struct gemm_args &a, const float acc[N / 2],
                                            const float scale[2], const struct work &w, int col0,
@@ -133,8 +135,9 @@ __device__ __forceinline__ void store_bf16(const struct gemm_args &a, const floa
     }
 }
 
-/* f32 results: eight lanes write 32 bytes of one row of x.  Of one segment after the other: where
- * there are segments `before`, `out` has their sum, and as long as there are `more`, it gets it. */
+/* f32 results: eight lanes write 32 bytes of one row of x.  Of one segment
+ * after the other: where there are segments `before`, `out` has their sum, and
+ * as long as there are `more`, it gets it. */
 template <format_t F, int N>
 __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float acc[N / 2],
                                           const float scale[2], const struct work &w, int col0,
@@ -167,22 +170,24 @@ __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float
     }
 }
 
-/* bf16 results of the eight warps of a pair of panels, by way of shared memory at `room`, so that
- * whole lines are written: [slot][row of x][64 columns], 16-byte piece c of row r at c ^ (r % 8).
+/* bf16 results of the eight warps of a pair of panels, by way of shared memory
+ * at `room`, so that whole lines are written: [slot][row of x][64 columns],
+ * 16-byte piece c of row r at c ^ (r % 8).
  */
 template <format_t F, int N, int NMAX>
 __device__ __forceinline__ void store_lines(const struct gemm_args &a, const float result[N / 2],
                                             const float scale[2], const struct work &w, int col0,
                                             bool pair, uint32_t room)
 {
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
-    /* Lanes 0 to 7 have the addresses of a group of eight rows, 8 to 15 those of the other slot. */
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, barrier = 1 + (threadIdx.x >> 8);
+    /* Lanes 0 to 7 have the addresses of a group of eight rows, 8 to 15 those of
+     * the other slot. */
     uint32_t to =
         room + (lane >> 3 & 1) * NMAX * 128 + (lane & 7) * 128 + ((unit ^ (lane & 7)) << 4);
     constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
     struct x_scales<N> x_scale;
     if (scaled) x_scales_load(x_scale, a, w, 0, 1);
-    bar_sync(1, GEMM_CONSUMERS * 128); /* `room` has been read */
+    bar_sync(barrier, 256); /* `room` has been read */
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
         float v[4];
@@ -199,8 +204,8 @@ __device__ __forceinline__ void store_lines(const struct gemm_args &a, const flo
         else
             stmatrix_x2_trans(to + j * 1024, pack_bf16x2(v[0], v[1]), pack_bf16x2(v[2], v[3]));
     }
-    bar_sync(1, GEMM_CONSUMERS * 128);
-    int piece = lane & 7, row = threadIdx.x >> 3;
+    bar_sync(barrier, 256);
+    int piece = lane & 7, row = (threadIdx.x & 255) >> 3;
     uint32_t from = room + row * 128 + ((piece ^ (row & 7)) << 4);
     uint16_t *out = (uint16_t *)a.out + (size_t)(w.row + row) * a.ldo + w.col + col0 + piece * 8;
     for (; row < w.width; row += 32, from += 32 * 128, out += (size_t)32 * a.ldo)
@@ -220,7 +225,8 @@ __device__ __forceinline__ void store_lines(const struct gemm_args &a, const flo
         }
 }
 
-/* Results of warp `unit` of pair `p` of the panels; `before`, `more`: as of store_f32. */
+/* Results of warp `unit` of pair `p` of the panels; `before`, `more`: as of
+ * store_f32. */
 template <format_t F, typename S, int N>
 __device__ __forceinline__ void store(const struct gemm_args &a, const struct place &at,
                                       const float result[N / 2], const struct work &w,
@@ -235,7 +241,8 @@ __device__ __forceinline__ void store(const struct gemm_args &a, const struct pl
         store_f32<F, N>(a, result, scale, w, col, 64, before, more);
     else if constexpr (S::WGMMA)
         store_lines<F, N, S::NMAX>(a, result, scale, w, panel * 64, pair,
-                                   at.smem + S::STAGES * S::STAGE);
+                                   at.smem + S::STAGES * S::STAGE +
+                                       (threadIdx.x >> 8) * (2 * S::NMAX * 128));
     else
         store_bf16<F, N>(a, result, scale, w, col, 64, pair);
 }

@@ -1,9 +1,11 @@
 /*
- * gemm_wgmma.cuh - the consumers of the GEMM kernel that multiply by wgmma (MEDIUM, LARGE).
+ * gemm_wgmma.cuh - the consumers of the GEMM kernel that multiply by wgmma
+ * (MEDIUM, LARGE).
  *
- * A warp decodes a k16 step of its weights while products of the steps before run.  consume_running
- * lets those of the RING steps before run, across blocks, and waits only where a chain must be
- * whole. BF16, which has nothing to decode, waits at the end of each block (consume_blocks).
+ * A warp decodes a k16 step of its weights while products of the steps before
+ * run.  consume_running lets those of the RING steps before run, across blocks,
+ * and waits only where a chain must be whole. BF16, which has nothing to
+ * decode, waits at the end of each block (consume_blocks).
  */
 #ifndef BACKEND_CUDA_GEMM_WGMMA_CUH
 #define BACKEND_CUDA_GEMM_WGMMA_CUH
@@ -20,8 +22,8 @@ struct fragments {
     uint32_t of[RING][MT][4];
 };
 
-/* Registers that wgmma reads must stay as they are until it is done, which the compiler does not
- * know: after the wait, this makes them live up to there. */
+/* Registers that wgmma reads must stay as they are until it is done, which the
+ * compiler does not know: after the wait, this makes them live up to there. */
 template <int MT>
 __device__ __forceinline__ void keep(const uint32_t f[MT][4])
 {
@@ -30,7 +32,8 @@ __device__ __forceinline__ void keep(const uint32_t f[MT][4])
         asm volatile("" ::"r"(f[i][0]), "r"(f[i][1]), "r"(f[i][2]), "r"(f[i][3]));
 }
 
-/* Decoding starts no earlier than here, so that it needs no more registers than it must. */
+/* Decoding starts no earlier than here, so that it needs no more registers than
+ * it must. */
 template <format_t F>
 __device__ __forceinline__ void pin(struct raw<F> v[2])
 {
@@ -39,8 +42,8 @@ __device__ __forceinline__ void pin(struct raw<F> v[2])
         asm volatile("" : "+r"(v[i % 2].q[i / 2]));
 }
 
-/* The consumers need a stage no more; `empty`: its barrier for the first lane, 0 for the others and
- * where there is no stage. */
+/* The consumers need a stage no more; `empty`: its barrier for the first lane,
+ * 0 for the others and where there is no stage. */
 __device__ __forceinline__ void release(uint32_t empty)
 {
     __syncwarp();
@@ -55,8 +58,9 @@ __device__ __forceinline__ uint64_t step_descriptor(uint32_t low, int step)
     return d;
 }
 
-/* A tile's sums: accumulators, and of FP8 with block scales also what the chains before came to,
- * and the scales of this one: for each slot that of its weights, those of the rows of x. */
+/* A tile's sums: accumulators, and of FP8 with block scales also what the
+ * chains before came to, and the scales of this one: for each slot that of its
+ * weights, those of the rows of x. */
 template <format_t F, int SIZE, int N>
 struct sums {
     typedef shape<F, SIZE> S;
@@ -100,8 +104,9 @@ __device__ __forceinline__ void load_scales(struct sums<F, SIZE, N> &v, const st
     if (GEMM_X_SCALES) x_scales_load(v.x_scale, a, w, chain, chains);
 }
 
-/* acc += or, `fresh`, = weights times the rows of a block at `rows`; of FP8 with block scales the
- * chain before ends then.  When all products of earlier blocks are done, `empty` is released. */
+/* acc += or, `fresh`, = weights times the rows of a block at `rows`; of FP8
+ * with block scales the chain before ends then.  When all products of earlier
+ * blocks are done, `empty` is released. */
 template <format_t F, int SIZE, int N, bool ONE>
 __device__ __forceinline__ void multiply_running(struct sums<F, SIZE, N> &v,
                                                  struct fragments<shape<F, SIZE>::MT> &frag,
@@ -150,7 +155,7 @@ __device__ __forceinline__ void consume_running(const struct gemm_args &a, const
     constexpr int MT = S::MT, KB = S::KB;
     constexpr int PITCH = KB * S::TILE, TILES = KB * S::B_BYTES; /* of panels; where they begin */
     constexpr bool SEGMENTS = SIZE == GEMM_LARGE;
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = (threadIdx.x >> 8) * MT;
     int blocks = (a.k + TILE_K - 1) / TILE_K, per_segment = SEGMENTS ? a.segment / TILE_K : blocks;
     const struct gemm_weight *w0 = a.w + w.group,
                              *w1 = a.out_kind == GEMM_SWIGLU ? a.up + w.group : w0;
@@ -158,8 +163,9 @@ __device__ __forceinline__ void consume_running(const struct gemm_args &a, const
     }; /* the first chain ends one of nothing */
     struct fragments<MT> frag = {
     };
-    uint32_t data = in_register(TILES + weight_at<F>(unit, lane)),
-             scale = in_register(TILES + weight_scale_at<F>(unit, lane)),
+    uint32_t tiles = TILES + first * 2 * PITCH,
+             data = in_register(tiles + weight_at<F>(unit, lane)),
+             scale = in_register(tiles + weight_scale_at<F>(unit, lane)),
              leader = in_register(lane ? 0u : ~0u);
     uint32_t stage = 0, running = 0, empty = 0; /* empty[] of stages that products may still read */
     for (int begin = 0, end; begin < blocks; begin = end) {
@@ -184,15 +190,17 @@ __device__ __forceinline__ void consume_running(const struct gemm_args &a, const
                 bool fresh = u == 0 && (S::CHAINS || (SEGMENTS && b == begin));
                 uint32_t rows = stage + u % KB * S::B_BYTES, done = u % KB == 0 ? running : 0;
                 multiply_running<F, SIZE, N, false>(v, frag, raw, rows, fresh, done);
-                if (S::CHAINS && u == 0) load_scales(v, a, w, w0, w1, w.m * MT, b / 2);
+                if (S::CHAINS && u == 0)
+                    load_scales(v, a, w, w0, w1, w.m * S::PAIRS + first, b / 2);
             }
         end_chain(v, frag);
         release(empty);
         empty = 0;
 #pragma unroll
         for (int mt = 0; mt < MT; mt++)
-            store<F, S, N>(a, at, S::CHAINS ? v.total[mt] : v.acc[mt], w, w0, w1, w.m * MT + mt,
-                           unit, SEGMENTS && begin > 0, SEGMENTS && end < blocks);
+            store<F, S, N>(a, at, S::CHAINS ? v.total[mt] : v.acc[mt], w, w0, w1,
+                           w.m * S::PAIRS + first + mt, unit, SEGMENTS && begin > 0,
+                           SEGMENTS && end < blocks);
         if (S::CHAINS && SEGMENTS) { /* no chain before the next segment's */
 #pragma unroll
             for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i++)
@@ -201,9 +209,9 @@ __device__ __forceinline__ void consume_running(const struct gemm_args &a, const
     }
 }
 
-/* acc += or, `fresh`, = weights times the rows of a block at `rows`.  The products are still
- * running on return.  `zero` is 0: else wgmma would be given the registers that the next block is
- * loaded into. */
+/* acc += or, `fresh`, = weights times the rows of a block at `rows`.  The
+ * products are still running on return.  `zero` is 0: else wgmma would be given
+ * the registers that the next block is loaded into. */
 template <format_t F, int N, int MT>
 __device__ __forceinline__ void multiply_block(float acc[MT][N / 2], uint32_t frag[4][MT][4],
                                                struct raw<F> v[MT][2], uint32_t rows, bool fresh,
@@ -229,7 +237,8 @@ __device__ __forceinline__ void multiply_block(float acc[MT][N / 2], uint32_t fr
     }
 }
 
-/* One tile with N columns; the loads of the next block run beside the last products of this one. */
+/* One tile with N columns; the loads of the next block run beside the last
+ * products of this one. */
 template <format_t F, int SIZE, int N>
 __device__ __forceinline__ void consume_blocks(const struct gemm_args &a, const struct place &at,
                                                struct ring *r, const struct work &w)
@@ -238,7 +247,7 @@ __device__ __forceinline__ void consume_blocks(const struct gemm_args &a, const 
     static_assert(S::KB == 1 && F == FORMAT_BF16, "a stage is a block, without scales");
     constexpr int MT = S::MT;
     constexpr bool SEGMENTS = SIZE == GEMM_LARGE;
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = (threadIdx.x >> 8) * MT;
     int blocks = (a.k + TILE_K - 1) / TILE_K, per_segment = SEGMENTS ? a.segment / TILE_K : blocks;
     const struct gemm_weight *w0 = a.w + w.group,
                              *w1 = a.out_kind == GEMM_SWIGLU ? a.up + w.group : w0;
@@ -248,7 +257,8 @@ __device__ __forceinline__ void consume_blocks(const struct gemm_args &a, const 
     auto load = [&](uint32_t stage) {
 #pragma unroll
         for (int i = 0; i < MT * 2; i++)
-            weight_load<F>(now[i / 2][i % 2], stage + S::B_BYTES + i * S::TILE, unit, lane);
+            weight_load<F>(now[i / 2][i % 2], stage + S::B_BYTES + (first * 2 + i) * S::TILE, unit,
+                           lane);
     };
     mbarrier_wait(r->full, r->phase);
     load(r->stage);
@@ -272,8 +282,8 @@ __device__ __forceinline__ void consume_blocks(const struct gemm_args &a, const 
         }
 #pragma unroll
         for (int mt = 0; mt < MT; mt++)
-            store<F, S, N>(a, at, acc[mt], w, w0, w1, w.m * MT + mt, unit, SEGMENTS && begin > 0,
-                           SEGMENTS && end < blocks);
+            store<F, S, N>(a, at, acc[mt], w, w0, w1, w.m * S::PAIRS + first + mt, unit,
+                           SEGMENTS && begin > 0, SEGMENTS && end < blocks);
     }
 }
 
