@@ -5,11 +5,6 @@
 
 _Static_assert((int)GEMM_SIZES == (int)GEMM_KERNELS_MAX, "one kernel a size");
 
-static bool exists(bool chains, int size)
-{
-    return !(chains && size == GEMM_MEDIUM);
-}
-
 /* As struct shape in gemm.cuh. */
 static size_t smem_bytes(format_t f, int size)
 {
@@ -18,10 +13,10 @@ static size_t smem_bytes(format_t f, int size)
     if (size >= GEMM_PANEL) return (size_t)gemm_panel_ring(size) + 2 * GEMM_STAGES_MAX * 8;
     struct tile_shape t = tile_shape(f);
     bool chains = f == FORMAT_FP8_BLOCK;
-    int stage = gemm_stage_bytes(gemm_consumers(size) * gemm_pairs(size, chains),
-                                 gemm_stage_blocks(size, (int)t.elem_bits), (int)t.bytes,
-                                 gemm_columns(size));
-    int out = gemm_out_bytes(size, gemm_columns(size));
+    int stage =
+        gemm_stage_bytes(2 * gemm_pairs(size, chains), gemm_stage_blocks(size, (int)t.elem_bits),
+                         (int)t.bytes, gemm_columns(size, chains));
+    int out = gemm_out_bytes(size, gemm_columns(size, chains));
     return (size_t)(gemm_stages(size, stage, out) * stage + out + GEMM_TABLE_BYTES);
 }
 
@@ -44,7 +39,6 @@ static err_t open_format(struct kernel *out, struct device *d, format_t f, const
                          int least, int most, struct err *e)
 {
     for (int s = least; s <= most; s++) {
-        if (!exists(f == FORMAT_FP8_BLOCK, s)) continue;
         char name[64];
         snprintf(name, sizeof name, "gemm_%s%s_%s", names[f], more, sizes[s]);
         err_t rc = device_kernel(&out[s], d, name, sizeof(struct gemm_args), smem_bytes(f, s), e);
@@ -83,18 +77,20 @@ static int32_t segment(const struct gemm_args *a)
     return is_linear(a) ? gemm_segment(a->n, a->k) : INT32_MAX / TILE_K * TILE_K;
 }
 
-/* How much of the chip a dense product keeps busy: tiles over the places of all waves, times what a
- * size reaches with all places taken, in percent of LARGE. */
+/* How much of the chip a dense product keeps busy: what there is to do over the places of all
+ * waves, times what a size reaches with all places taken, as a share of LARGE's. */
 static double fill(const struct gemm_kernels *g, const struct gemm_args *a, int64_t rows, int size,
                    bool chains)
 {
     static const double reach[GEMM_SIZES] = {
         [GEMM_SMALL] = 0.6, [GEMM_MEDIUM] = 0.93, [GEMM_LARGE] = 1.0};
-    int64_t panels = gemm_consumers(size) * gemm_pairs(size, chains),
+    int64_t panels = 2 * gemm_pairs(size, chains),
             per_tile = a->out_kind == GEMM_SWIGLU ? panels / 2 : panels;
-    int64_t tiles = ceil_div(a->n, 64 * per_tile) * ceil_div(rows, gemm_columns(size));
+    int64_t across = ceil_div(a->n, 64 * per_tile),
+            tiles = across * ceil_div(rows, gemm_columns(size, chains));
     int64_t places = (int64_t)g->n_sms * gemm_blocks(size);
-    return reach[size] * (double)tiles / (double)(ceil_div(tiles, places) * places);
+    return reach[size] * (double)a->n / (double)(64 * per_tile * across) * (double)tiles /
+           (double)(ceil_div(tiles, places) * places);
 }
 
 static int choose_dense(const struct gemm_kernels *g, format_t f, const struct gemm_args *a,
@@ -110,13 +106,16 @@ static int choose_dense(const struct gemm_kernels *g, format_t f, const struct g
         if (rows <= GEMM_STRIP_COLUMNS && (wide || a->n <= 256)) return GEMM_STRIP;
         if (rows <= 32 && !wide) return GEMM_PANEL;
         int64_t tiles = ceil_div(a->n, 2 * TILE_ROWS) * ceil_div(rows, gemm_panel_columns(chains));
-        if (segments > 1 || tiles <= g->n_sms) return GEMM_PANELS;
+        if (segments > 1)
+            return a->out_kind == GEMM_F32 && fill(g, a, rows, GEMM_LARGE, chains) >= 0.65
+                       ? GEMM_LARGE
+                       : GEMM_PANELS;
+        if (tiles <= g->n_sms) return GEMM_PANELS;
     }
     if (rows <= GEMM_STRIP_COLUMNS) return GEMM_STRIP;
-    if (rows <= gemm_columns(GEMM_SMALL)) return GEMM_SMALL;
+    if (rows <= gemm_columns(GEMM_SMALL, chains)) return GEMM_SMALL;
     for (int size = GEMM_MEDIUM; size <= GEMM_LARGE; size++)
-        if (exists(chains, size) && fill(g, a, rows, size, chains) > fill(g, a, rows, best, chains))
-            best = size;
+        if (fill(g, a, rows, size, chains) > fill(g, a, rows, best, chains)) best = size;
     return best;
 }
 
@@ -127,8 +126,7 @@ static int choose(const struct gemm_kernels *g, format_t f, const struct gemm_ar
     if (!a->first) return choose_dense(g, f, a, rows);
     if (rows * 4 <= a->n_groups) return GEMM_STRIP;
     if (rows <= 24 * (int64_t)a->n_groups) return GEMM_SMALL;
-    return rows <= 110 * (int64_t)a->n_groups && exists(chains, GEMM_MEDIUM) ? GEMM_MEDIUM
-                                                                             : GEMM_LARGE;
+    return rows <= (chains ? 70 : 110) * (int64_t)a->n_groups ? GEMM_MEDIUM : GEMM_LARGE;
 }
 
 /* Pieces of `per` rows of weights that a dense linear has. */
@@ -164,7 +162,9 @@ bool gemm_takes(const struct gemm_kernels *g, format_t f, const struct gemm_args
 {
     if (size == GEMM_FEW && !gemm_few_takes(a)) return false;
     if (size >= GEMM_PANEL && !is_linear(a)) return false;
-    if (size >= GEMM_SMALL && size <= GEMM_LARGE && segment(a) < a->k) return false;
+    if (size >= GEMM_SMALL && size <= GEMM_LARGE && segment(a) < a->k &&
+        (size < GEMM_LARGE || a->out_kind != GEMM_F32))
+        return false;
     return (a->x_scale ? g->scaled : g->kernel)[f][size].fn != NULL;
 }
 

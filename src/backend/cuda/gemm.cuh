@@ -1,18 +1,20 @@
 /*
  * gemm.cuh - the grouped GEMM kernel, one template for every format.
  *
- * A block is CONSUMERS warpgroups, one warp that copies weights, and GATHERERS warps that gather x.
- * It walks over tiles (group, 64 * PANELS rows of weights, up to NMAX rows of x) with a stride of
- * the grid; a tile runs through K in stages of KB blocks of 64:
+ * A block is two warpgroups that multiply, one warp that copies weights, and GATHERERS warps that
+ * gather x.  It walks over tiles (group, 64 * PANELS rows of weights, up to NMAX rows of x; those
+ * of all groups in the order of gemm_tiles.cuh); a tile runs through K in stages of KB blocks of
+ * 64:
  *
  *     weights    the tiles (layout_cuda.h) of PANELS panels: pairs of slot 0 and slot 1.  SWIGLU:
  *                slot 0 of the gates, slot 1 the same panel of the ups; else two panels in a row
  *     x          by cp.async into the 128-byte swizzle of wgmma
- *     consumers  warp i has unit i % 8 of both slots of the MT pairs from i / 8 * MT.  It decodes
- *                them into A fragments (row r of the fragment from slot 0, r + 8 from slot 1), so
- *                that a thread ends up with gate and up of the same output, and multiplies: wgmma
- *                with N = width of the tile rounded up (gemm_wgmma.cuh); SMALL mma.sync
+ *     consumers  warp i has unit i of both slots of the MT pairs.  It decodes them into A fragments
+ *                (row r of the fragment from slot 0, r + 8 from slot 1), so that a thread ends up
+ *                with gate and up of the same output, and multiplies: wgmma with N = width of the
+ *                tile rounded up (gemm_wgmma.cuh); SMALL mma.sync (gemm_mma.cuh)
  *     results    bf16 by way of shared memory, as lines of 128 bytes; SMALL and f32 directly
+ *                (gemm_store.cuh)
  *
  * full[]: 1 (weights, with bytes) + 32 * GATHERERS (x, when it has landed) arrivals; empty[]:
  * consumer warps.
@@ -30,7 +32,7 @@ __device__ __forceinline__ void consume_all(const struct gemm_args &a, const str
 {
     typedef shape<F, SIZE> S;
     struct ring r = {at.smem, at.full, 0};
-    for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
+    for (int round = 0, i; (i = tile_of_round(round)) < at.n_work; round++) {
         struct work w = find_work<S::NMAX>(at.t, a, at.per_tile, i);
 #define TRY(way, N)                              \
     if (w.width <= N) {                          \
@@ -38,14 +40,17 @@ __device__ __forceinline__ void consume_all(const struct gemm_args &a, const str
         continue;                                \
     }
         /* clang-format off */
-        if constexpr (S::RUNS_ON) { /* with more widths the compiler runs out of registers */
-            TRY(running, 32) TRY(running, 64) TRY(running, 80) TRY(running, 96)
-        } else if constexpr (S::WGMMA) {
-            TRY(wgmma, 16) TRY(wgmma, 32) TRY(wgmma, 48) TRY(wgmma, 64) TRY(wgmma, 80)
-            TRY(wgmma, 96)
-            if constexpr (S::NMAX > 96) { TRY(wgmma, 112) TRY(wgmma, 128) }
-        } else {
+        if constexpr (!S::WGMMA) {
             TRY(mma, 8) TRY(mma, 16) TRY(mma, 24) TRY(mma, 32)
+        } else if constexpr (!S::RUNS_ON) {
+            TRY(blocks, 16) TRY(blocks, 32) TRY(blocks, 48) TRY(blocks, 64) TRY(blocks, 80)
+            TRY(blocks, 96)
+            if constexpr (S::NMAX > 96) { TRY(blocks, 112) TRY(blocks, 128) }
+        } else { /* few: ptxas gives A of each width registers of its own */
+            if constexpr (SIZE == GEMM_MEDIUM && !S::CHAINS) { TRY(running, 48) }
+            TRY(running, 64) TRY(running, 80)
+            if constexpr (S::NMAX > 80) { TRY(running, 96) }
+            if constexpr (S::NMAX > 96) { TRY(running, 128) }
         }
         /* clang-format on */
 #undef TRY
@@ -60,28 +65,28 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
     struct tables *t = (struct tables *)(smem + S::STAGES * S::STAGE + S::OUT);
     int warp = threadIdx.x >> 5;
     struct place at = {t, smem_addr_once(smem), smem_addr_once(t->full),
-                       a.out_kind == GEMM_SWIGLU ? S::PAIRS : S::PANELS, 0};
+                       a.out_kind == GEMM_SWIGLU ? S::MT : S::PANELS, 0};
     griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         for (int s = 0; s < S::STAGES; s++) {
             mbarrier_init(at.full + s * 8, 1 + 32 * S::GATHERERS);
-            mbarrier_init(at.full + s * 8 + EMPTY, S::CONSUMERS * 4);
+            mbarrier_init(at.full + s * 8 + EMPTY, GEMM_CONSUMERS * 4);
         }
         fence_mbarrier_init();
     }
     if (a.first) griddepcontrol_wait();
-    tables_fill<S::NMAX, S::THREADS>(t, a, at.per_tile);
+    tables_fill<S::NMAX, S::THREADS, S::WGMMA>(t, a, at.per_tile);
     __syncthreads();
     at.n_work = t->tiles[a.n_groups];
-    if (warp < S::CONSUMERS * 4) {
-        if (SIZE != GEMM_SMALL) setmaxnreg_inc<S::CONSUMERS == 2 ? 224 : S::RUNS_ON ? 112 : 104>();
+    if (warp < GEMM_CONSUMERS * 4) {
+        if (SIZE != GEMM_SMALL) setmaxnreg_inc<232>();
         griddepcontrol_wait();
         consume_all<F, SIZE>(a, at);
     } else {
-        if (SIZE != GEMM_SMALL) setmaxnreg_dec<S::CONSUMERS == 2 ? 56 : S::RUNS_ON ? 32 : 40>();
-        if (warp > S::CONSUMERS * 4) {
+        if (SIZE != GEMM_SMALL) setmaxnreg_dec<40>();
+        if (warp > GEMM_CONSUMERS * 4) {
             griddepcontrol_wait();
-            produce_rows<S>(a, at, warp - S::CONSUMERS * 4 - 1);
+            produce_rows<S>(a, at, warp - GEMM_CONSUMERS * 4 - 1);
         } else {
             if (!a.prefetch) griddepcontrol_wait();
             produce_weights<S>(a, at);
@@ -99,9 +104,4 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
     GEMM_KERNEL(F, name, small, GEMM_SMALL)   \
     GEMM_KERNEL(F, name, medium, GEMM_MEDIUM) \
     GEMM_KERNEL(F, name, large, GEMM_LARGE)
-/* FP8 with block scales: MEDIUM's registers do not hold two sets of accumulators. */
-#define GEMM_KERNELS_CHAINS(F, name)        \
-    GEMM_KERNEL(F, name, small, GEMM_SMALL) \
-    GEMM_KERNEL(F, name, large, GEMM_LARGE)
-
 #endif

@@ -94,9 +94,9 @@ struct gemm_args {
 #include "backend/cuda/device.h"
 #include "format/format.h"
 
-/* Kernels for each format by the size of their tiles: 16 rows of weights a warp, then tiles of 128,
- * 256 and 256 rows, which have no segments, then of 64 and 128 for dense linears alone, and 16 a
- * warp for those of few rows of x.  Not every format has all (fn NULL). */
+/* Kernels for each format by the size of their tiles: 16 rows of weights a warp; then tiles of 128,
+ * 256 and (FP8 with block scales: 128) 256 rows, of which only the last takes segments, of GEMM_F32;
+ * then of 64 and 128 for dense linears alone, and 16 a warp for those of few rows of x. */
 enum { GEMM_KERNELS_MAX = 7 };
 struct gemm_kernels {
     int n_sms;

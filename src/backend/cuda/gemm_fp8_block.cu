@@ -1,3 +1,3 @@
 #include "backend/cuda/gemm.cuh"
 
-GEMM_KERNELS_CHAINS(FORMAT_FP8_BLOCK, fp8_block)
+GEMM_KERNELS(FORMAT_FP8_BLOCK, fp8_block)

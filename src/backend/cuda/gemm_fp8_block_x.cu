@@ -3,4 +3,5 @@
 #include "backend/cuda/gemm.cuh"
 
 GEMM_KERNEL(FORMAT_FP8_BLOCK, fp8_block_x, small, GEMM_SMALL)
+GEMM_KERNEL(FORMAT_FP8_BLOCK, fp8_block_x, medium, GEMM_MEDIUM)
 GEMM_KERNEL(FORMAT_FP8_BLOCK, fp8_block_x, large, GEMM_LARGE)

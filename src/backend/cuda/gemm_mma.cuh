@@ -64,7 +64,7 @@ __device__ __forceinline__ void consume_mma(const struct gemm_args &a, const str
                                             struct ring *r, const struct work &w)
 {
     typedef shape<F, SIZE> S;
-    static_assert(S::CONSUMERS == 2 && S::MT == 1 && (S::KB == 2 || !S::CHAINS), "");
+    static_assert(GEMM_CONSUMERS == 2 && S::MT == 1 && (S::KB == 2 || !S::CHAINS), "");
     int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
     int blocks = (a.k + TILE_K - 1) / TILE_K;
     bool pair = a.out_kind == GEMM_SWIGLU;

@@ -14,7 +14,7 @@ __device__ void produce_weights(const struct gemm_args &a, const struct place &a
     int blocks = (a.k + TILE_K - 1) / TILE_K;
     bool pair = a.out_kind == GEMM_SWIGLU;
     size_t panel_bytes = (size_t)blocks * S::TILE;
-    for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
+    for (int round = 0, i; (i = tile_of_round(round)) < at.n_work; round++) {
         struct work w = find_work<S::NMAX>(at.t, a, at.per_tile, i);
         int panels = (w.n + TILE_ROWS - 1) / TILE_ROWS;
         const char *w0 = (const char *)a.w[w.group].tiles,
@@ -23,7 +23,7 @@ __device__ void produce_weights(const struct gemm_args &a, const struct place &a
         int n_copies = 0; /* panels past the end are not copied; those that are come first */
 #pragma unroll
         for (int s = 0; s < S::PANELS; s++) {
-            int p = pair ? w.m * S::PAIRS + s / 2 : w.m * S::PANELS + s;
+            int p = pair ? w.m * S::MT + s / 2 : w.m * S::PANELS + s;
             from[s] = (s % 2 ? w1 : w0) + p * panel_bytes;
             n_copies += p < panels;
         }
@@ -58,7 +58,7 @@ __device__ void produce_rows(const struct gemm_args &a, const struct place &at, 
 #pragma unroll
     for (int q = 0; q < 2; q++)
         offset[q] = lane / 8 * 128 + ((piece ^ ((q + warp) % 2 * 4 + lane / 8)) << 4) + warp * 512;
-    for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
+    for (int round = 0, i; (i = tile_of_round(round)) < at.n_work; round++) {
         struct work w = find_work<S::NMAX>(at.t, a, at.per_tile, i);
         const uint4 *x = (const uint4 *)a.x;
         uint32_t from[QUADS]; /* in units of 16 bytes from x: a register each */
@@ -74,12 +74,15 @@ __device__ void produce_rows(const struct gemm_args &a, const struct place &at, 
             uint32_t to[2] = {r.stage + offset[0], r.stage + offset[1]};
             if ((b + S::KB) * TILE_K <= a.k) {
 #pragma unroll
-                for (int q = 0; q < QUADS; q++)
+                for (int q = 0; q < QUADS; q++) {
+                    if (q % 2 == 0 && q >= n_quads) break;
+                    const uint4 *row = (const uint4 *)mad_wide_16(from[q], x);
 #pragma unroll
                     for (int kb = 0; kb < S::KB; kb++)
                         cp_async_cg_16_if(q < n_quads,
                                           to[q * G % 2] + q * G * 512 + kb * S::B_BYTES,
-                                          x + from[q] + kb * 8);
+                                          row + kb * 8);
+                }
             } else { /* some lanes' pieces are past the row's end */
                 int left = a.k / 8 - piece - b * 8;
 #pragma unroll

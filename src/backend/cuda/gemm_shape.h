@@ -22,8 +22,10 @@ enum {
     GEMM_STRIP_THREADS = 128, /* a warp a segment, at least */
     GEMM_STRIP_BLOCKS = 2,    /* an SM */
     GEMM_STRIP_COLUMNS = 8,   /* rows of x */
+    GEMM_CONSUMERS = 2,       /* warpgroups that multiply */
     GEMM_STAGES_MAX = 16,
-    GEMM_TABLE_BYTES = 2 * GEMM_STAGES_MAX * 8 + 2 * (GEMM_GROUPS_MAX + 1) * 4 + 8,
+    GEMM_TABLE_BYTES =
+        2 * GEMM_STAGES_MAX * 8 + 2 * (GEMM_GROUPS_MAX + 1) * 4 + GEMM_GROUPS_MAX * 3 + 32 * 4 + 8,
     GEMM_SMEM = 228 * 1024 /* of an SM; each block also takes 1 KiB of it */
 };
 
@@ -33,22 +35,21 @@ enum {
 #define GEMM_BOTH static inline
 #endif
 
+/* `chains`, here and below: FP8 with block scales, which has twice the accumulators. */
+
 /* Rows of x in a tile, at most. */
-GEMM_BOTH int gemm_columns(int size)
+GEMM_BOTH int gemm_columns(int size, bool chains)
 {
-    return size == GEMM_STRIP ? 8 : size == GEMM_SMALL ? 32 : size == GEMM_MEDIUM ? 96 : 128;
+    return size == GEMM_STRIP    ? 8
+           : size == GEMM_SMALL  ? 32
+           : size == GEMM_MEDIUM ? (chains ? 80 : 96)
+                                 : 128;
 }
 
-/* Consumer warpgroups, and pairs of panels each of them has.  `chains`: FP8 with block scales,
- * which has twice the accumulators and no MEDIUM. */
-GEMM_BOTH int gemm_consumers(int size)
-{
-    return size == GEMM_MEDIUM ? 4 : 2;
-}
-
+/* Pairs of panels that both of the consumer warpgroups share. */
 GEMM_BOTH int gemm_pairs(int size, bool chains)
 {
-    return size == GEMM_LARGE && !chains ? 2 : 1;
+    return size == GEMM_SMALL || (chains && size == GEMM_LARGE) ? 1 : 2;
 }
 
 /* And a warp that copies weights, and these that gather rows of x. */
@@ -59,7 +60,7 @@ GEMM_BOTH int gemm_gatherers(int size)
 
 GEMM_BOTH int gemm_threads(int size)
 {
-    return gemm_consumers(size) * 128 + 32 + gemm_gatherers(size) * 32;
+    return GEMM_CONSUMERS * 128 + 32 + gemm_gatherers(size) * 32;
 }
 
 /* Blocks an SM. */
@@ -83,7 +84,7 @@ GEMM_BOTH int gemm_stage_bytes(int panels, int blocks, int tile_bytes, int colum
 /* Room where the bf16 results of a tile are put in rows: of a pair of panels and its warps. */
 GEMM_BOTH int gemm_out_bytes(int size, int columns)
 {
-    return size == GEMM_SMALL ? 0 : gemm_consumers(size) / 2 * 2 * columns * 128;
+    return size == GEMM_SMALL ? 0 : 2 * columns * 128;
 }
 
 GEMM_BOTH int gemm_stages(int size, int stage_bytes, int out_bytes)

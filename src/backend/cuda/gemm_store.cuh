@@ -1,6 +1,6 @@
 /*
- * gemm_store.cuh - results of the GEMM kernels: factors of weights and of rows of x, SwiGLU, and the
- * way from accumulators (laid out as by mma.sync m16n8k16) to rows of `out`.
+ * gemm_store.cuh - results of the GEMM kernels: factors of weights and of rows of x, SwiGLU, and
+ * the way from accumulators (laid out as by mma.sync m16n8k16) to rows of `out`.
  */
 #ifndef BACKEND_CUDA_GEMM_STORE_CUH
 #define BACKEND_CUDA_GEMM_STORE_CUH
@@ -53,11 +53,12 @@ template <int N>
 __device__ __forceinline__ float2 x_scales_at(const struct x_scales<N> &x, int j)
 {
     int lane = j % 4 * 8 + (threadIdx.x & 3) * 2;
-    return make_float2(__shfl_sync(~0u, x.of[j / 4], lane), __shfl_sync(~0u, x.of[j / 4], lane + 1));
+    return make_float2(__shfl_sync(~0u, x.of[j / 4], lane),
+                       __shfl_sync(~0u, x.of[j / 4], lane + 1));
 }
 
-/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and columns q % 2 of the
- * j-th eight. */
+/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and columns q % 2 of
+ * the j-th eight. */
 template <int N>
 __device__ __forceinline__ void chain_add(float total[4], const float chain[4],
                                           const float weight_scale[2],
@@ -132,11 +133,12 @@ __device__ __forceinline__ void store_bf16(const struct gemm_args &a, const floa
     }
 }
 
-/* f32 results: eight lanes write 32 bytes of one row of x. */
+/* f32 results: eight lanes write 32 bytes of one row of x.  Of one segment after the other: where
+ * there are segments `before`, `out` has their sum, and as long as there are `more`, it gets it. */
 template <format_t F, int N>
 __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float acc[N / 2],
                                           const float scale[2], const struct work &w, int col0,
-                                          int gap)
+                                          int gap, bool before = false, bool more = false)
 {
     int lane = threadIdx.x & 31, col = col0 + lane / 4;
     float *to = (float *)a.out + (size_t)(w.row + lane % 4 * 2) * a.ldo + w.col + col;
@@ -151,13 +153,14 @@ __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             ok[i] = j * 8 + lane % 4 * 2 + i % 2 < w.width && col + i / 2 * gap < w.n;
-            old[i] = add && ok[i] ? to[(i % 2 ? a.ldo : 0) + i / 2 * gap] : 0.0f;
+            old[i] = (add || before) && ok[i] ? to[(i % 2 ? a.ldo : 0) + i / 2 * gap] : 0.0f;
         }
         float2 x = make_float2(1.0f, 1.0f);
         if (scaled) x = x_scales_at(x_scale, j);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float v = finish<F>(acc[j * 4 + i], scale[i / 2]);
+            float v = before ? __fadd_rn(old[i], acc[j * 4 + i]) : acc[j * 4 + i];
+            if (!more) v = finish<F>(v, scale[i / 2]);
             if (scaled) v = __fmul_rn(v, i % 2 ? x.y : x.x);
             if (ok[i]) to[(i % 2 ? a.ldo : 0) + i / 2 * gap] = add ? __fadd_rn(old[i], v) : v;
         }
@@ -172,14 +175,14 @@ __device__ __forceinline__ void store_lines(const struct gemm_args &a, const flo
                                             const float scale[2], const struct work &w, int col0,
                                             bool pair, uint32_t room)
 {
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, barrier = 1 + (threadIdx.x >> 8);
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
     /* Lanes 0 to 7 have the addresses of a group of eight rows, 8 to 15 those of the other slot. */
     uint32_t to =
         room + (lane >> 3 & 1) * NMAX * 128 + (lane & 7) * 128 + ((unit ^ (lane & 7)) << 4);
     constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
     struct x_scales<N> x_scale;
     if (scaled) x_scales_load(x_scale, a, w, 0, 1);
-    bar_sync(barrier, 256); /* `room` has been read */
+    bar_sync(1, GEMM_CONSUMERS * 128); /* `room` has been read */
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
         float v[4];
@@ -196,8 +199,8 @@ __device__ __forceinline__ void store_lines(const struct gemm_args &a, const flo
         else
             stmatrix_x2_trans(to + j * 1024, pack_bf16x2(v[0], v[1]), pack_bf16x2(v[2], v[3]));
     }
-    bar_sync(barrier, 256);
-    int piece = lane & 7, row = (threadIdx.x & 255) >> 3;
+    bar_sync(1, GEMM_CONSUMERS * 128);
+    int piece = lane & 7, row = threadIdx.x >> 3;
     uint32_t from = room + row * 128 + ((piece ^ (row & 7)) << 4);
     uint16_t *out = (uint16_t *)a.out + (size_t)(w.row + row) * a.ldo + w.col + col0 + piece * 8;
     for (; row < w.width; row += 32, from += 32 * 128, out += (size_t)32 * a.ldo)
@@ -217,23 +220,22 @@ __device__ __forceinline__ void store_lines(const struct gemm_args &a, const flo
         }
 }
 
-/* Results of warp `unit` of pair `p` of the panels. */
+/* Results of warp `unit` of pair `p` of the panels; `before`, `more`: as of store_f32. */
 template <format_t F, typename S, int N>
 __device__ __forceinline__ void store(const struct gemm_args &a, const struct place &at,
                                       const float result[N / 2], const struct work &w,
                                       const struct gemm_weight *w0, const struct gemm_weight *w1,
-                                      int p, int unit)
+                                      int p, int unit, bool before = false, bool more = false)
 {
     bool pair = a.out_kind == GEMM_SWIGLU;
     int panel = pair ? p : p * 2, col = panel * 64 + unit * 8, row = col + (threadIdx.x & 31) / 4;
     float scale[2] = {row_scale<F>(w0, row, w.n, a.scale_rows),
                       row_scale<F>(w1, pair ? row : row + 64, w.n, a.scale_rows)};
     if (!pair && a.out_kind != GEMM_BF16)
-        store_f32<F, N>(a, result, scale, w, col, 64);
+        store_f32<F, N>(a, result, scale, w, col, 64, before, more);
     else if constexpr (S::WGMMA)
         store_lines<F, N, S::NMAX>(a, result, scale, w, panel * 64, pair,
-                                   at.smem + S::STAGES * S::STAGE +
-                                       (threadIdx.x >> 8) * (2 * S::NMAX * 128));
+                                   at.smem + S::STAGES * S::STAGE);
     else
         store_bf16<F, N>(a, result, scale, w, col, 64, pair);
 }

@@ -1,6 +1,6 @@
 /*
- * gemm_tiles.cuh - what a block of the GEMM kernels works on: its sizes, its ring of stages in shared
- * memory, and the tiles of all groups, which blocks take in turn.
+ * gemm_tiles.cuh - what a block of the GEMM kernels works on: its sizes, its ring of stages in
+ * shared memory, and the tiles of all groups, which blocks take in turn.
  */
 #ifndef BACKEND_CUDA_GEMM_TILES_CUH
 #define BACKEND_CUDA_GEMM_TILES_CUH
@@ -13,14 +13,14 @@
 template <format_t F, int SIZE>
 struct shape {
     static constexpr bool CHAINS = F == FORMAT_FP8_BLOCK; /* a second set of accumulators */
-    static constexpr int CONSUMERS = gemm_consumers(SIZE), MT = gemm_pairs(SIZE, CHAINS);
-    static constexpr int PANELS = CONSUMERS * MT, PAIRS = PANELS / 2; /* a warp has MT pairs */
+    static constexpr int MT = gemm_pairs(SIZE, CHAINS);   /* pairs of panels, of all warps */
+    static constexpr int PANELS = MT * 2;
     static constexpr int GATHERERS = gemm_gatherers(SIZE), THREADS = gemm_threads(SIZE),
                          BLOCKS = gemm_blocks(SIZE);
-    static constexpr int NMAX = gemm_columns(SIZE);
+    static constexpr int NMAX = gemm_columns(SIZE, CHAINS);
     static constexpr bool WGMMA = SIZE != GEMM_SMALL;
+    static constexpr bool RUNS_ON = F != FORMAT_BF16;
     static constexpr int KB = gemm_stage_blocks(SIZE, weight<F>::BITS); /* k blocks of 64 a stage */
-    static constexpr bool RUNS_ON = SIZE == GEMM_MEDIUM && KB == 2; /* consume_running */
     static constexpr int TILE = weight<F>::TILE;
     /* x of a block.  All blocks of x come first in a stage, so that they are 1,024-byte aligned. */
     static constexpr int B_BYTES = NMAX * 128;
@@ -32,8 +32,11 @@ struct shape {
 /* Where shared memory holds what, after the stages. */
 struct tables {
     uint64_t full[GEMM_STAGES_MAX], empty[GEMM_STAGES_MAX]; /* in this order: struct ring */
-    int32_t tiles[GEMM_GROUPS_MAX + 1];                     /* tiles before a group */
+    int32_t tiles[GEMM_GROUPS_MAX + 1];                     /* before the i-th group in turn */
     int32_t first[GEMM_GROUPS_MAX + 1];                     /* rows before a group */
+    int16_t turn[GEMM_GROUPS_MAX];                          /* the i-th group in turn */
+    uint8_t width[GEMM_GROUPS_MAX];                         /* of a group's tiles */
+    int32_t kinds[32]; /* groups of each kind_of width; then the turn of the next of them */
 };
 
 struct work {
@@ -74,29 +77,89 @@ __device__ __forceinline__ void ring_next(struct ring *r, uint32_t smem)
     }
 }
 
-/* Rows and tiles before each group, by all threads of the block. */
-template <int NMAX, int THREADS>
+/* Tiles that `rows` are shared out to, and rows of each but the last: whole eights. */
+template <int NMAX>
+__device__ __forceinline__ int tiles_of(int rows)
+{
+    return (rows + NMAX - 1) / NMAX;
+}
+
+__device__ __forceinline__ int rows_of_tile(int rows, int n_tiles)
+{
+    return ((rows + n_tiles - 1) / n_tiles + 7) / 8 * 8;
+}
+
+__device__ __forceinline__ int kind_of(int width)
+{
+    return 16 - width / 8;
+}
+
+/* Groups with wide tiles come first, so that the tiles which blocks take at the same time are alike
+ * (tile_of_round): else who gets wide ones again and again is late.  By one warp, from how many
+ * groups there are of each kind; the same in all blocks. */
+__device__ __forceinline__ void turns_fill(struct tables *t, int n_groups)
+{
+    int lane = threadIdx.x & 31, n = t->kinds[lane], sum = n;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        int other = __shfl_up_sync(~0u, sum, d);
+        if (lane >= d) sum += other;
+    }
+    t->kinds[lane] = sum - n;
+    __syncwarp();
+    for (int g0 = 0; g0 < n_groups; g0 += 32) {
+        int g = g0 + lane, kind = g < n_groups ? kind_of(t->width[g]) : 31;
+        uint32_t same = __match_any_sync(~0u, kind);
+        int turn = t->kinds[kind], before = __popc(same & ((1u << lane) - 1));
+        __syncwarp();
+        if (before == 0) t->kinds[kind] = turn + __popc(same);
+        if (g < n_groups) t->turn[turn + before] = (int16_t)g;
+        __syncwarp();
+    }
+}
+
+/* Rows, widths and tiles of each group, by all threads of the block.  SORT: as turns_fill says. */
+template <int NMAX, int THREADS, bool SORT>
 __device__ void tables_fill(struct tables *t, const struct gemm_args &a, int per_tile)
 {
     for (int g = threadIdx.x; g <= a.n_groups; g += THREADS)
         t->first[g] = a.first ? a.first[g] : g * a.n_rows;
+    if (threadIdx.x < 32) t->kinds[threadIdx.x] = 0;
+    __syncthreads();
+    for (int g = threadIdx.x; g < a.n_groups; g += THREADS) {
+        int rows = t->first[g + 1] - t->first[g],
+            width = rows ? rows_of_tile(rows, tiles_of<NMAX>(rows)) : 0;
+        t->width[g] = (uint8_t)width;
+        t->turn[g] = (int16_t)g;
+        if (SORT) atomicAdd(&t->kinds[kind_of(width)], 1);
+    }
     __syncthreads();
     if (threadIdx.x >= 32) return;
+    if (SORT) turns_fill(t, a.n_groups);
     int lane = threadIdx.x, before = 0;
-    for (int g0 = 0; g0 <= a.n_groups; g0 += 32) {
-        int g = g0 + lane, rows = g < a.n_groups ? t->first[g + 1] - t->first[g] : 0;
-        int n = rows ? (rows + NMAX - 1) / NMAX * blocks_of(a, g, per_tile) : 0, sum = n;
+    for (int i0 = 0; i0 <= a.n_groups; i0 += 32) {
+        int i = i0 + lane, g = i < a.n_groups ? t->turn[i] : 0,
+            n = i < a.n_groups
+                    ? tiles_of<NMAX>(t->first[g + 1] - t->first[g]) * blocks_of(a, g, per_tile)
+                    : 0,
+            sum = n;
 #pragma unroll
         for (int d = 1; d < 32; d *= 2) {
             int other = __shfl_up_sync(~0u, sum, d);
             if (lane >= d) sum += other;
         }
-        if (g <= a.n_groups) t->tiles[g] = before + sum - n;
+        if (i <= a.n_groups) t->tiles[i] = before + sum - n;
         before += __shfl_sync(~0u, sum, 31);
     }
 }
 
-/* Tile `i` by a whole warp: the last group whose tiles start at or before it. */
+/* The tile that a block takes in a round: to and fro. */
+__device__ __forceinline__ int tile_of_round(int round)
+{
+    return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+}
+
+/* Tile `i` by a whole warp: of the last group in turn whose tiles start at or before it. */
 template <int NMAX>
 __device__ __forceinline__ struct work find_work(const struct tables *t, const struct gemm_args &a,
                                                  int per_tile, int i)
@@ -106,14 +169,14 @@ __device__ __forceinline__ struct work find_work(const struct tables *t, const s
     int lane = threadIdx.x & 31, step = (n_groups + 31) / 32, at = min(lane * step, n_groups);
     int base = (__popc(__ballot_sync(~0u, lane * step < n_groups && t->tiles[at] <= i)) - 1) * step;
     at = base + lane;
-    w.group = base +
-              __popc(__ballot_sync(~0u, lane < step && at < n_groups &&
-                                            t->tiles[min(at, n_groups)] <= i)) -
-              1;
-    int local = i - t->tiles[w.group], first = t->first[w.group],
-        rows = t->first[w.group + 1] - first, m_tiles = blocks_of(a, w.group, per_tile);
-    int n_tiles = (rows + NMAX - 1) / NMAX, per = ((rows + n_tiles - 1) / n_tiles + 7) / 8 * 8;
-    int j = local / m_tiles;
+    int turn = base +
+               __popc(__ballot_sync(~0u, lane < step && at < n_groups &&
+                                             t->tiles[min(at, n_groups)] <= i)) -
+               1;
+    w.group = t->turn[turn];
+    int local = i - t->tiles[turn], first = t->first[w.group], rows = t->first[w.group + 1] - first,
+        m_tiles = blocks_of(a, w.group, per_tile);
+    int per = t->width[w.group], j = local / m_tiles;
     w.m = local - j * m_tiles;
     w.row = (a.first ? first : 0) + j * per;
     w.width = min(per, rows - j * per);
@@ -125,7 +188,7 @@ __device__ __forceinline__ struct work find_work(const struct tables *t, const s
 /* Everything a role needs. */
 struct place {
     const struct tables *t;
-    uint32_t smem, full; /* addresses of the stages and of full[0] */
+    uint32_t smem, full;  /* addresses of the stages and of full[0] */
     int per_tile, n_work; /* panels of a weight that a tile has */
 };
 

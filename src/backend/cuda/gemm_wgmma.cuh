@@ -1,121 +1,33 @@
 /*
  * gemm_wgmma.cuh - the consumers of the GEMM kernel that multiply by wgmma (MEDIUM, LARGE).
  *
- * A warp decodes a k16 step of its weights while the product of the step before runs; the loads of
- * the next block of 64 k run beside the last products of this one.
+ * A warp decodes a k16 step of its weights while products of the steps before run.  consume_running
+ * lets those of the RING steps before run, across blocks, and waits only where a chain must be
+ * whole. BF16, which has nothing to decode, waits at the end of each block (consume_blocks).
  */
 #ifndef BACKEND_CUDA_GEMM_WGMMA_CUH
 #define BACKEND_CUDA_GEMM_WGMMA_CUH
 
-#include "backend/cuda/gemm_mma.cuh"
+#include "backend/cuda/gemm_store.cuh"
 #include "backend/cuda/wgmma.cuh"
+
+/* Steps whose products are on their way. */
+enum { RING = 2 };
+
+/* A of the last RING steps. */
+template <int MT>
+struct fragments {
+    uint32_t of[RING][MT][4];
+};
 
 /* Registers that wgmma reads must stay as they are until it is done, which the compiler does not
  * know: after the wait, this makes them live up to there. */
-__device__ __forceinline__ void keep(const uint32_t f[4])
+template <int MT>
+__device__ __forceinline__ void keep(const uint32_t f[MT][4])
 {
-    asm volatile("" ::"r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]));
-}
-
-/* wgmma_descriptor of k16 step `step`, given its low word: of a constant high word, so with less
- * arithmetic. */
-__device__ __forceinline__ uint64_t step_descriptor(uint32_t low, int step)
-{
-    uint64_t d;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low), "n"(1024 >> 4 | 1 << 30));
-    return d + step * 2;
-}
-
-/* acc += or, `fresh`, = weights times rows of x.  The products are still running on return. */
-template <format_t F, int N, int MT>
-__device__ __forceinline__ void multiply_wgmma(float acc[MT][N / 2], uint32_t frag[4][MT][4],
-                                               struct raw<F> v[MT][2], uint32_t rows, bool fresh)
-{
-    uint32_t low = rows >> 4 | 1 << 16;
 #pragma unroll
-    for (int i = 0; i < MT * 2; i++)
-        weight_prepare<F>(v[i / 2][i % 2]);
-    fence_proxy_async_shared(); /* x came through the generic proxy */
-#pragma unroll
-    for (int step = 0; step < 4; step++) {
-#pragma unroll
-        for (int i = 0; i < MT * 2; i++) {
-            uint32_t w[2];
-            weight_step<F>(w, v[i / 2][i % 2], step);
-            frag[step][i / 2][i % 2] = w[0];
-            frag[step][i / 2][i % 2 + 2] = w[1];
-        }
-        wgmma_fence();
-#pragma unroll
-        for (int mt = 0; mt < MT; mt++)
-            wgmma_m64k16<N>(acc[mt], frag[step][mt], step_descriptor(low, step),
-                            step > 0 || !fresh);
-        wgmma_commit_group();
-    }
-}
-
-/* One tile with N columns. */
-template <format_t F, int SIZE, int N>
-__device__ __forceinline__ void consume_wgmma(const struct gemm_args &a, const struct place &at,
-                                              struct ring *r, const struct work &w)
-{
-    typedef shape<F, SIZE> S;
-    static_assert(S::KB == 1, "a stage is a block");
-    constexpr int MT = S::MT;
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = (threadIdx.x >> 8) * MT;
-    int blocks = (a.k + TILE_K - 1) / TILE_K;
-    bool pair = a.out_kind == GEMM_SWIGLU;
-    const struct gemm_weight *w0 = a.w + w.group, *w1 = pair ? a.up + w.group : w0;
-    float acc[MT][N / 2], total[S::CHAINS ? N / 2 : 1], chain_scale[2];
-    struct x_scales<N> x_scale;
-    struct raw<F> now[MT][2];
-    uint32_t frag[4][MT][4];
-#pragma unroll
-    for (int i = 0; i < MT * N / 2; i++)
-        acc[i / (N / 2)][i % (N / 2)] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < (S::CHAINS ? N / 2 : 1); i++)
-        total[i] = 0.0f;
-    auto load = [&](uint32_t stage) {
-#pragma unroll
-        for (int mt = 0; mt < MT; mt++)
-            weight_load_pair<F>(now[mt], stage + S::B_BYTES + (first + mt) * 2 * S::TILE, S::TILE,
-                                unit, lane);
-    };
-    mbarrier_wait(r->full, r->phase);
-    load(r->stage);
-    for (int b = 0; b < blocks; b++) {
-        struct ring next = *r;
-        ring_next<S>(&next, at.smem);
-        bool fresh = S::CHAINS && b % 2 == 0;
-        if (fresh) {                        /* both are at hand when the chain ends */
-            int row = pair ? w.m / 2 : w.m; /* a tile has one pair of panels */
-            int columns = (a.k + 127) / 128;
-            chain_scale[0] = __ldg(w0->scale + (size_t)row * columns + b / 2);
-            chain_scale[1] = __ldg(w1->scale + (size_t)row * columns + b / 2);
-            if (GEMM_X_SCALES) x_scales_load(x_scale, a, w, b / 2, columns);
-        }
-        multiply_wgmma<F, N, MT>(acc, frag, now, r->stage, fresh);
-        if (b + 1 < blocks) { /* the next stage's loads, beside the products */
-            mbarrier_wait(next.full, next.phase);
-            load(next.stage);
-        }
-        wgmma_wait_group<0>();
-#pragma unroll
-        for (int i = 0; i < 4 * MT; i++)
-            keep(frag[i / MT][i % MT]);
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(r->full + EMPTY);
-        *r = next;
-        if (S::CHAINS && (b % 2 || b + 1 == blocks))
-#pragma unroll
-            for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i += 4)
-                chain_add(total + i, acc[0] + i, chain_scale, x_scale, i / 4);
-    }
-#pragma unroll
-    for (int mt = 0; mt < MT; mt++)
-        store<F, S, N>(a, at, S::CHAINS ? total : acc[mt], w, w0, w1, w.m * S::PAIRS + first + mt,
-                       unit);
+    for (int i = 0; i < MT; i++)
+        asm volatile("" ::"r"(f[i][0]), "r"(f[i][1]), "r"(f[i][2]), "r"(f[i][3]));
 }
 
 /* Decoding starts no earlier than here, so that it needs no more registers than it must. */
@@ -127,85 +39,242 @@ __device__ __forceinline__ void pin(struct raw<F> v[2])
         asm volatile("" : "+r"(v[i % 2].q[i / 2]));
 }
 
-/* The consumers need a stage no more; 0: no stage. */
+/* The consumers need a stage no more; `empty`: its barrier for the first lane, 0 for the others and
+ * where there is no stage. */
 __device__ __forceinline__ void release(uint32_t empty)
 {
     __syncwarp();
-    if (empty && (threadIdx.x & 31) == 0) mbarrier_arrive(empty);
+    if (empty) mbarrier_arrive(empty);
 }
 
-/* Products of consume_running on their way. */
-enum { RING = 2 };
-
-/* acc += weights times the rows at `rows`.  frag[] is what the last RING products read.  When all
- * products of earlier blocks are done, `empty` is released. */
-template <format_t F, int N>
-__device__ __forceinline__ void multiply_running(float acc[N / 2], uint32_t frag[RING][4],
-                                                 struct raw<F> v[2], uint32_t rows, uint32_t empty)
+/* wgmma_descriptor of k16 step `step`, given its low word of step 0. */
+__device__ __forceinline__ uint64_t step_descriptor(uint32_t low, int step)
 {
-    weight_prepare<F>(v[0]);
-    weight_prepare<F>(v[1]);
+    uint64_t d;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low + step * 2), "n"(1024 >> 4 | 1 << 30));
+    return d;
+}
+
+/* A tile's sums: accumulators, and of FP8 with block scales also what the chains before came to,
+ * and the scales of this one: for each slot that of its weights, those of the rows of x. */
+template <format_t F, int SIZE, int N>
+struct sums {
+    typedef shape<F, SIZE> S;
+    float acc[S::MT][N / 2], total[S::CHAINS ? S::MT : 1][S::CHAINS ? N / 2 : 1];
+    float scale[S::CHAINS ? S::MT : 1][2];
+    struct x_scales<N> x_scale;
+};
+
+/* All products are done, and a chain is whole. */
+template <format_t F, int SIZE, int N>
+__device__ __forceinline__ void end_chain(struct sums<F, SIZE, N> &v,
+                                          const struct fragments<shape<F, SIZE>::MT> &frag)
+{
+    typedef shape<F, SIZE> S;
+    wgmma_wait_group<0>();
+#pragma unroll
+    for (int i = 0; i < RING; i++)
+        keep<S::MT>(frag.of[i]);
+    if (S::CHAINS)
+#pragma unroll
+        for (int i = 0; i < S::MT * N / 2; i += 4)
+            chain_add(v.total[i / (N / 2)] + i % (N / 2), v.acc[i / (N / 2)] + i % (N / 2),
+                      v.scale[i / (N / 2)], v.x_scale, i % (N / 2) / 4);
+}
+
+/* Scales of chain `chain` of the pairs of panels from `pair0`. */
+template <format_t F, int SIZE, int N>
+__device__ __forceinline__ void load_scales(struct sums<F, SIZE, N> &v, const struct gemm_args &a,
+                                            const struct work &w, const struct gemm_weight *w0,
+                                            const struct gemm_weight *w1, int pair0, int chain)
+{
+    int chains = (a.k + 127) / 128;
+    bool pair = a.out_kind == GEMM_SWIGLU;
+#pragma unroll
+    for (int mt = 0; mt < shape<F, SIZE>::MT; mt++) {
+        int row = pair ? (pair0 + mt) / 2 : pair0 + mt; /* a panel is half of one */
+        row = min(row, (w.n - 1) / 128);                /* pairs past the end */
+        v.scale[mt][0] = __ldg(w0->scale + (size_t)row * chains + chain);
+        v.scale[mt][1] = __ldg(w1->scale + (size_t)row * chains + chain);
+    }
+    if (GEMM_X_SCALES) x_scales_load(v.x_scale, a, w, chain, chains);
+}
+
+/* acc += or, `fresh`, = weights times the rows of a block at `rows`; of FP8 with block scales the
+ * chain before ends then.  When all products of earlier blocks are done, `empty` is released. */
+template <format_t F, int SIZE, int N, bool ONE>
+__device__ __forceinline__ void multiply_running(struct sums<F, SIZE, N> &v,
+                                                 struct fragments<shape<F, SIZE>::MT> &frag,
+                                                 struct raw<F> raw[shape<F, SIZE>::MT][2],
+                                                 uint32_t rows, bool fresh, uint32_t empty)
+{
+    constexpr int MT = shape<F, SIZE>::MT;
     uint32_t low = rows >> 4 | 1 << 16;
 #pragma unroll
+    for (int i = 0; i < MT * 2; i++)
+        weight_prepare<F, ONE>(raw[i / 2][i % 2]);
+#pragma unroll
     for (int step = 0; step < 4; step++) {
-        uint32_t *f = frag[step % RING];
+        uint32_t(*f)[4] = frag.of[step % RING];
         wgmma_wait_group<RING - 1>();
-        keep(f);
-        pin<F>(v);
+        keep<MT>(f);
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+            pin<F>(raw[mt]);
         if (step == RING - 1) release(empty);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < MT * 2; i++) {
             uint32_t w[2];
-            weight_step<F>(w, v[i], step);
-            f[i] = w[0];
-            f[i + 2] = w[1];
+            weight_step<F, ONE>(w, raw[i / 2][i % 2], step);
+            f[i / 2][i % 2] = w[0];
+            f[i / 2][i % 2 + 2] = w[1];
+        }
+        if (step == 0 && shape<F, SIZE>::CHAINS && fresh) {
+            keep<MT>(f); /* decoded before the wait */
+            end_chain(v, frag);
         }
         wgmma_fence();
-        wgmma_m64k16<N>(acc, f, step_descriptor(low, step), 1);
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+            wgmma_m64k16<N>(v.acc[mt], f[mt], step_descriptor(low, step), step > 0 || !fresh);
         wgmma_commit_group();
     }
 }
 
-/* The same with products that run on: up to RING of them while later steps, those of the next block
- * too, are decoded.  This takes registers; it pays where decoding is short beside the products. */
+/* One tile with N columns. */
 template <format_t F, int SIZE, int N>
 __device__ __forceinline__ void consume_running(const struct gemm_args &a, const struct place &at,
                                                 struct ring *r, const struct work &w)
 {
     typedef shape<F, SIZE> S;
-    static_assert(S::MT == 1 && !S::CHAINS, "a chain must be whole when it ends");
-    constexpr int PITCH = S::KB * S::TILE;
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = threadIdx.x >> 8;
-    int blocks = (a.k + TILE_K - 1) / TILE_K;
+    constexpr int MT = S::MT, KB = S::KB;
+    constexpr int PITCH = KB * S::TILE, TILES = KB * S::B_BYTES; /* of panels; where they begin */
+    constexpr bool SEGMENTS = SIZE == GEMM_LARGE;
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
+    int blocks = (a.k + TILE_K - 1) / TILE_K, per_segment = SEGMENTS ? a.segment / TILE_K : blocks;
     const struct gemm_weight *w0 = a.w + w.group,
                              *w1 = a.out_kind == GEMM_SWIGLU ? a.up + w.group : w0;
-    float acc[N / 2];
-    uint32_t frag[RING][4] = {},
-             running = 0; /* empty[] of the stage that products may still read */
-    struct raw<F> raw[2];
+    struct sums<F, SIZE, N> v = {
+    }; /* the first chain ends one of nothing */
+    struct fragments<MT> frag = {
+    };
+    uint32_t data = in_register(TILES + weight_at<F>(unit, lane)),
+             scale = in_register(TILES + weight_scale_at<F>(unit, lane)),
+             leader = in_register(lane ? 0u : ~0u);
+    uint32_t stage = 0, running = 0, empty = 0; /* empty[] of stages that products may still read */
+    for (int begin = 0, end; begin < blocks; begin = end) {
+        end = min(begin + per_segment, blocks);
+        for (int b = begin; b < end; b += 2)
 #pragma unroll
-    for (int i = 0; i < N / 2; i++)
-        acc[i] = 0.0f;
-    for (int b = 0; b < blocks; b += S::KB) {
-        mbarrier_wait(r->full, r->phase);
-        fence_proxy_async_shared(); /* x came through the generic proxy */
-        uint32_t stage = r->stage, empty = r->full + EMPTY;
-        ring_next<S>(r, at.smem);
+            for (int u = 0; u < 2; u++) { /* of a chain */
+                if (u > 0 && b + u >= end) break;
+                if (u % KB == 0) {
+                    mbarrier_wait(r->full, r->phase);
+                    fence_proxy_async_shared(); /* x came through the generic proxy */
+                    running = empty;
+                    stage = r->stage, empty = (r->full + EMPTY) & leader;
+                    ring_next<S>(r, at.smem);
+                }
+                struct raw<F> raw[MT][2];
 #pragma unroll
-        for (int kb = 0; kb < S::KB; kb++) {
-            if (kb > 0 && b + kb >= blocks) break;
-            weight_load_pair<F>(raw, stage + S::KB * S::B_BYTES + first * 2 * PITCH + kb * S::TILE,
-                                PITCH, unit, lane);
-            multiply_running<F, N>(acc, frag, raw, stage + kb * S::B_BYTES, kb == 0 ? running : 0);
+                for (int i = 0; i < MT * 2; i++)
+                    weight_load_at<F>(raw[i / 2][i % 2],
+                                      stage + data + (i * PITCH + u % KB * S::TILE),
+                                      stage + scale + (i * PITCH + u % KB * S::TILE));
+                bool fresh = u == 0 && (S::CHAINS || (SEGMENTS && b == begin));
+                uint32_t rows = stage + u % KB * S::B_BYTES, done = u % KB == 0 ? running : 0;
+                multiply_running<F, SIZE, N, false>(v, frag, raw, rows, fresh, done);
+                if (S::CHAINS && u == 0) load_scales(v, a, w, w0, w1, w.m * MT, b / 2);
+            }
+        end_chain(v, frag);
+        release(empty);
+        empty = 0;
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+            store<F, S, N>(a, at, S::CHAINS ? v.total[mt] : v.acc[mt], w, w0, w1, w.m * MT + mt,
+                           unit, SEGMENTS && begin > 0, SEGMENTS && end < blocks);
+        if (S::CHAINS && SEGMENTS) { /* no chain before the next segment's */
+#pragma unroll
+            for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i++)
+                v.acc[0][i] = v.total[0][i] = 0.0f;
         }
-        running = empty;
     }
-    wgmma_wait_group<0>();
+}
+
+/* acc += or, `fresh`, = weights times the rows of a block at `rows`.  The products are still
+ * running on return.  `zero` is 0: else wgmma would be given the registers that the next block is
+ * loaded into. */
+template <format_t F, int N, int MT>
+__device__ __forceinline__ void multiply_block(float acc[MT][N / 2], uint32_t frag[4][MT][4],
+                                               struct raw<F> v[MT][2], uint32_t rows, bool fresh,
+                                               uint32_t zero)
+{
+    uint32_t low = rows >> 4 | 1 << 16;
+    fence_proxy_async_shared(); /* x came through the generic proxy */
 #pragma unroll
-    for (int i = 0; i < RING; i++)
-        keep(frag[i]);
-    release(running);
-    store<F, S, N>(a, at, acc, w, w0, w1, w.m * S::PAIRS + first, unit);
+    for (int step = 0; step < 4; step++) {
+#pragma unroll
+        for (int i = 0; i < MT * 2; i++) {
+            uint32_t w[2];
+            weight_step<F>(w, v[i / 2][i % 2], step);
+            frag[step][i / 2][i % 2] = w[0] ^ zero;
+            frag[step][i / 2][i % 2 + 2] = w[1] ^ zero;
+        }
+        wgmma_fence();
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+            wgmma_m64k16<N>(acc[mt], frag[step][mt], step_descriptor(low, step),
+                            step > 0 || !fresh);
+        wgmma_commit_group();
+    }
+}
+
+/* One tile with N columns; the loads of the next block run beside the last products of this one. */
+template <format_t F, int SIZE, int N>
+__device__ __forceinline__ void consume_blocks(const struct gemm_args &a, const struct place &at,
+                                               struct ring *r, const struct work &w)
+{
+    typedef shape<F, SIZE> S;
+    static_assert(S::KB == 1 && F == FORMAT_BF16, "a stage is a block, without scales");
+    constexpr int MT = S::MT;
+    constexpr bool SEGMENTS = SIZE == GEMM_LARGE;
+    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5;
+    int blocks = (a.k + TILE_K - 1) / TILE_K, per_segment = SEGMENTS ? a.segment / TILE_K : blocks;
+    const struct gemm_weight *w0 = a.w + w.group,
+                             *w1 = a.out_kind == GEMM_SWIGLU ? a.up + w.group : w0;
+    float acc[MT][N / 2] = {};
+    struct raw<F> now[MT][2];
+    uint32_t frag[4][MT][4], zero = (uint32_t)a.prefetch >> 1; /* ptxas does not know */
+    auto load = [&](uint32_t stage) {
+#pragma unroll
+        for (int i = 0; i < MT * 2; i++)
+            weight_load<F>(now[i / 2][i % 2], stage + S::B_BYTES + i * S::TILE, unit, lane);
+    };
+    mbarrier_wait(r->full, r->phase);
+    load(r->stage);
+    for (int begin = 0, end; begin < blocks; begin = end) {
+        end = min(begin + per_segment, blocks);
+        for (int b = begin; b < end; b++) {
+            struct ring next = *r;
+            ring_next<S>(&next, at.smem);
+            multiply_block<F, N, MT>(acc, frag, now, r->stage, SEGMENTS && b == begin, zero);
+            if (b + 1 < blocks) {
+                mbarrier_wait(next.full, next.phase);
+                load(next.stage);
+            }
+            wgmma_wait_group<0>();
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                keep<MT>(frag[i]);
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(r->full + EMPTY);
+            *r = next;
+        }
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+            store<F, S, N>(a, at, acc[mt], w, w0, w1, w.m * MT + mt, unit, SEGMENTS && begin > 0,
+                           SEGMENTS && end < blocks);
+    }
 }
 
 #endif

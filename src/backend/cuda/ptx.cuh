@@ -24,6 +24,22 @@ __device__ __forceinline__ uint32_t smem_addr_once(const void *p)
     return a;
 }
 
+/* No instruction: x, in a register of its own from here on; the compiler does not work it out
+ * again. */
+__device__ __forceinline__ uint32_t in_register(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* --- mad.wide: p + i * 16 */
+__device__ __forceinline__ const void *mad_wide_16(uint32_t i, const void *p)
+{
+    const void *d;
+    asm("mad.wide.u32 %0, %1, 16, %2;" : "=l"(d) : "r"(i), "l"(p));
+    return d;
+}
+
 /* --- ld.shared; in program order among themselves and barriers. */
 __device__ __forceinline__ uint4 ld_shared_v4(uint32_t a)
 {

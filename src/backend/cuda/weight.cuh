@@ -80,23 +80,42 @@ struct raw {
                         twice each */
 };
 
-/* Loads one after another, then the arithmetic: `tile` is a shared-memory address, unit 0 .. 7. */
+/* Where a lane's bytes, and its small scales, lie in a tile; unit 0 .. 7. */
 template <format_t F>
-__device__ __forceinline__ void weight_load(struct raw<F> &r, uint32_t tile, int unit, int lane)
+__device__ __forceinline__ uint32_t weight_at(int unit, int lane)
+{
+    return unit * weight<F>::UNIT + lane * (weight<F>::BITS == 4 ? 8 : 16);
+}
+
+template <format_t F>
+__device__ __forceinline__ uint32_t weight_scale_at(int unit, int lane)
 {
     typedef weight<F> W;
-    uint32_t p = tile + unit * W::UNIT,
-             scale = tile + W::DATA + (unit * 8 + lane / 4) * (64 / (W::GROUP ? W::GROUP : 64));
+    return W::DATA + (unit * 8 + lane / 4) * (64 / (W::GROUP ? W::GROUP : 64));
+}
+
+/* Loads one after another, then the arithmetic: shared-memory addresses, weight_at and
+ * weight_scale_at past that of a tile. */
+template <format_t F>
+__device__ __forceinline__ void weight_load_at(struct raw<F> &r, uint32_t p, uint32_t scale)
+{
+    typedef weight<F> W;
     if (W::BITS == 16) {
-        *(uint4 *)&r.q[0] = ld_shared_v4(p + lane * 16);
-        *(uint4 *)&r.q[W::BITS / 4] = ld_shared_v4(p + 512 + lane * 16);
+        *(uint4 *)&r.q[0] = ld_shared_v4(p);
+        *(uint4 *)&r.q[W::BITS / 4] = ld_shared_v4(p + 512);
     } else if (W::BITS == 8) {
-        *(uint4 *)&r.q[0] = ld_shared_v4(p + lane * 16);
+        *(uint4 *)&r.q[0] = ld_shared_v4(p);
     } else {
-        *(uint2 *)&r.q[0] = ld_shared_v2(p + lane * 8);
+        *(uint2 *)&r.q[0] = ld_shared_v2(p);
     }
     if (F == FORMAT_NVFP4) r.s0 = ld_shared_u32(scale);
     if (W::GROUP == 32) r.s0 = ld_shared_u16(scale);
+}
+
+template <format_t F>
+__device__ __forceinline__ void weight_load(struct raw<F> &r, uint32_t tile, int unit, int lane)
+{
+    weight_load_at<F>(r, tile + weight_at<F>(unit, lane), tile + weight_scale_at<F>(unit, lane));
 }
 
 /* Formats with E8M0 scales: 2^s of a block and the constant that makes an element's bits a BF16 are

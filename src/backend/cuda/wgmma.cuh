@@ -5,7 +5,7 @@
  * 128-byte swizzle, 16-byte piece c of row r at c ^ (r % 8).  Each warp of the warpgroup holds 16
  * rows of A and D, laid out as in mma.sync m16n8k16.  Registers named by an instruction in flight
  * may not change before wgmma_wait_group.  The compiler knows that of D alone: A must be kept alive
- * up to the wait (keep in gemm.cuh).
+ * up to the wait (keep in gemm_wgmma.cuh).
  */
 #ifndef BACKEND_CUDA_WGMMA_CUH
 #define BACKEND_CUDA_WGMMA_CUH
