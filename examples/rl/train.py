@@ -49,12 +49,12 @@ def options():
     p.add_argument("--minibatches", type=int, default=2, help="optimizer steps a step")
     p.add_argument("--most", type=int, default=160, help="new tokens of an answer")
     p.add_argument("--temperature", type=float, default=0.8, help="of the answers, in both programs")
-    p.add_argument("--lr", type=float, default=1.4e-4, help="Muon's, at first; falls to a tenth of it over the run")
-    p.add_argument("--momentum", type=float, default=0.9, help="Muon's")
+    p.add_argument("--lr", type=float, default=1.2e-4, help="Muon's, at first; falls to a tenth of it over the run")
+    p.add_argument("--momentum", type=float, default=0.95, help="Muon's")
     p.add_argument("--frozen", nargs="*", default=["embed", "head", "gate"], metavar="NAME",
                    help="matrices that stay; vectors do in any case")
     p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.28), help="below and above 1")
-    p.add_argument("--average", type=float, default=0.96, help="decay an optimizer step of the average that is evaluated")
+    p.add_argument("--average", type=float, default=0.97, help="decay an optimizer step of the average that is evaluated")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--eval-every", type=int, default=25, help="steps; also before the first and after the last")
     p.add_argument("--questions", type=int, nargs=2, default=(403, 1209), help="of an evaluation, and of the last one")
@@ -257,7 +257,8 @@ def keep_memory():
     """glibc returns large blocks to the system, which has to clear their pages again for the next tensor: keep them."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-3, 1 << 30)        # M_MMAP_THRESHOLD
+        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 def main():
