@@ -13,8 +13,8 @@ from harness import EARLY, FINAL, SLOW, Server, signature
 from test_load import SLOW_READ
 
 UPDATE, STAGE = "/update_weights_from_disk", "/stage_weights_from_disk"
-LONG = 600 if SLOW else 3800  # tokens of a request that is still running when something happens to it
-SOME = 300 if SLOW else 1000  # the same of one that is to end by itself
+LONG = 3000 if SLOW else 3800  # tokens of a request that is still running when something happens to it
+SOME = 600 if SLOW else 1000  # the same of one that is to end by itself
 MODES = ("abort", "retract", "in_place")
 
 
