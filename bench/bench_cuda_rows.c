@@ -113,6 +113,12 @@ static void launch_route(const void *a, int32_t rows, bool p)
     args.n_tokens = rows;
     kernels_route(k, q, &args, p);
 }
+static void launch_norm_route(const void *a, int32_t rows, bool p)
+{
+    struct norm_route_args args = *(const struct norm_route_args *)a;
+    args.route.n_tokens = rows;
+    kernels_norm_route(k, q, &args, p);
+}
 static void launch_sample(const void *a, int32_t rows, bool p)
 {
     kernels_sample(k, q, a, rows, p);
@@ -205,10 +211,15 @@ static void bench_layer(void)
         .top_k = TOP_K,
         .n_local = EXPERTS,
         .normalise = 1};
+    struct gemm_weight w = {(const void *)random_numbers(HIDDEN * EXPERTS, 0.02f, true), NULL};
+    struct norm_route_args norm_route = {.norm = norm,
+                                         .route = route,
+                                         .router = (const struct gemm_weight *)upload(&w, sizeof w)};
     line("residual add + norm", launch_add, &norm, ROWS_MAX);
     line("combine + norm", launch_combine, &norm, ROWS_MAX);
     line("q/k norm, rope, KV write", launch_rope, &rope, ROWS_MAX);
     line("route: top-k and plan", launch_route, &route, ROWS_MAX);
+    line("add + norm, router, route: one", launch_norm_route, &norm_route, NORM_ROUTE_TOKENS);
 }
 
 static void bench_sample(const char *name, struct sample_spec spec)

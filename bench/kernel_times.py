@@ -34,11 +34,16 @@ def is_plan(name):
     return name.startswith("attn") and "plan" in name
 
 
+def is_rope(name):
+    """Once a layer; attn_few does it with the attention."""
+    return "rope" in name or "attn_few" in name
+
+
 def steps(all_launches):
-    """Each begins with the plan of its attention."""
+    """Each begins with the plan of its attention, or without one with the embedding."""
     out, last = [], ""
     for name, us in all_launches:
-        if is_plan(name) and not is_plan(last):
+        if is_plan(name) and not is_plan(last) or "norm_embed" in name and not is_plan(last):
             out.append([])
         if out:
             out[-1].append((name, us))
@@ -50,7 +55,11 @@ def roles(layer):
     """What each kernel of a layer does, from its place."""
     at, out = "start", []
     for name, us in layer:
-        if "norm" in name:
+        if "norm_route" in name:
+            at, role = "route", "add, norm, router, top-k and plan"
+        elif "attn_few" in name:
+            at, role = "attn", "q/k norm, rope, KV write, attention"
+        elif "norm" in name:
             at = "norm" if at in ("start", "experts") else "norm 2"
             role = "combine or embed, norm" if at == "norm" else "add, norm"
         elif "rope" in name:
@@ -72,7 +81,7 @@ def roles(layer):
 
 
 def report(what, s, out):
-    ropes = [i for i, (name, _) in enumerate(s) if "rope" in name]
+    ropes = [i for i, (name, _) in enumerate(s) if is_rope(name)]
     first = next(i for i, (name, _) in enumerate(s) if not is_plan(name))
     if len(ropes) != LAYERS:
         sys.exit(f"{len(ropes)} layers in a step:\n" + "\n".join(n for n, _ in s))
@@ -81,7 +90,7 @@ def report(what, s, out):
     layer, tail = roles(s[begin:begin + period]), s[begin + period:]
     print(f"{what}: a layer {sum(x[2] for x in layer):.1f} us; once a step {sum(u for _, u in s[:first] + tail):.1f} us")
     for role, name, us in layer + [("once", n, u) for n, u in s[:first] + tail]:
-        print(f"  {role:26} {name:32} {us:9.1f}")
+        print(f"  {role:36} {name:32} {us:9.1f}")
         if out:
             out.write(json.dumps({"bench": "kernels", "what": what, "role": role, "kernel": name, "us": us}) + "\n")
     sys.stdout.flush()

@@ -7,7 +7,6 @@ enum {
     NORM_TURN = NORM_THREADS * 8, /* columns that a block holds without a second turn */
     ROPE_HEADS = 8,
     ROUTE_WARPS = 32,
-    ROUTE_FEW = 16,          /* tokens of the only block */
     ROUTE_SPREAD = 8,        /* of a block where all blocks run at once */
     ROUTE_SMEM = 208 * 1024, /* at most */
     ATTN_THREADS = 288,
@@ -20,8 +19,8 @@ struct kernels {
     uint32_t n_sms;
     int nt[ATTN_KINDS]; /* query columns / 8 */
     bool wgmma;         /* ATTN_PREFILL is attn_prefill.cu's */
-    struct kernel norm[NORM_SOURCES], rope, swiglu, round, route, route_plan, attn_plan,
-        attn[ATTN_KINDS], attn_prefix;
+    struct kernel norm[NORM_SOURCES], norm_route, rope, swiglu, round, route, route_plan, attn_plan,
+        attn[ATTN_KINDS], attn_few, attn_prefix, attn_tail;
     struct kernel sample_adjust, sample_row, sample_finish;
 };
 
@@ -64,6 +63,14 @@ static size_t sample_smem(const struct kernels_shape *s)
     return (parts + SAMPLE_CLUSTER - 1) / SAMPLE_CLUSTER * SAMPLE_PART * sizeof(float);
 }
 
+/* norm_route: weights of 16 experts, rows in f32 and BF16, logits. */
+static size_t norm_route_smem(int32_t hidden, int32_t n_experts, int32_t tokens)
+{
+    size_t n = (size_t)hidden, experts = (size_t)n_experts, t = (size_t)tokens;
+    size_t row = n * sizeof(float) + (n + 8) * sizeof(uint16_t) + experts * sizeof(float);
+    return n * 16 * sizeof(uint16_t) + t * row;
+}
+
 struct wanted {
     struct kernel *to;
     const char *name;
@@ -73,7 +80,7 @@ struct wanted {
 static err_t find(struct kernels *k, struct device *d, struct err *e)
 {
     const struct kernels_shape *s = &k->s;
-    char rope[32], attn[ATTN_KINDS][32], prefix[32], norm[NORM_SOURCES][32];
+    char rope[32], attn[ATTN_KINDS][32], few[32], prefix[32], tail[32], norm[NORM_SOURCES][32];
     int turns = s->hidden <= NORM_TURN ? 1 : s->hidden <= 2 * NORM_TURN ? 2 : 4;
     const char *route = s->n_experts <= 128   ? "route_4"
                         : s->n_experts <= 256 ? "route_8"
@@ -83,6 +90,8 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
     snprintf(rope, sizeof rope, "rope_%s_%d", kv_names[s->kv], s->head_dim);
     for (int i = 0; i < NORM_SOURCES; i++)
         snprintf(norm[i], sizeof norm[i], "norm_%s_%d", norm_names[i], turns);
+    snprintf(few, sizeof few, "attn_few_%s", kv_names[s->kv]);
+    snprintf(tail, sizeof tail, "attn_tail_%s", kv_names[s->kv]);
     size_t attn_smem[ATTN_KINDS];
     err_t rc = OK;
     for (int i = 0; i < ATTN_KINDS; i++) {
@@ -102,6 +111,8 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
         {&k->norm[NORM_EMBED], norm[NORM_EMBED], sizeof(struct norm_args), 0},
         {&k->norm[NORM_ADD], norm[NORM_ADD], sizeof(struct norm_args), 0},
         {&k->norm[NORM_COMBINE], norm[NORM_COMBINE], sizeof(struct norm_args), 0},
+        {&k->norm_route, "norm_route", sizeof(struct norm_route_args),
+         norm_route_smem(NORM_ROUTE_HIDDEN, NORM_ROUTE_EXPERTS, NORM_ROUTE_TOKENS)},
         {&k->rope, rope, sizeof(struct rope_args), 0},
         {&k->swiglu, "swiglu", sizeof(struct swiglu_args), 0},
         {&k->round, "round_rows", sizeof(struct round_args), 0},
@@ -110,6 +121,8 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
         {&k->attn_plan, "attn_plan", sizeof(struct attn_plan_args), 0},
         {&k->attn[ATTN_DECODE], attn[ATTN_DECODE], sizeof(struct attn_args),
          attn_smem[ATTN_DECODE]},
+        {&k->attn_few, few, sizeof(struct attn_few_args), ATTN_FEW_SMEM(s->kv, ATTN_FEW_CHUNKS)},
+        {&k->attn_tail, tail, sizeof(struct attn_tail_args), ATTN_TAIL_SMEM},
         {&k->attn[ATTN_SHORT], attn[ATTN_SHORT], sizeof(struct attn_args), attn_smem[ATTN_SHORT]},
         {&k->attn[ATTN_PREFILL], attn[ATTN_PREFILL], sizeof(struct attn_args),
          attn_smem[ATTN_PREFILL]},
@@ -230,6 +243,35 @@ void kernels_route(const struct kernels *k, struct queue *q, const struct route_
     queue_launch(q, &k->route_plan, l, a);
 }
 
+bool kernels_norm_routes(const struct kernels *k, int32_t tokens)
+{
+    int32_t n = k->s.hidden;
+    return tokens <= NORM_ROUTE_TOKENS && k->s.n_experts >= 1 &&
+           k->s.n_experts <= NORM_ROUTE_EXPERTS && n <= NORM_ROUTE_HIDDEN && n % 256 == 0 &&
+           NORM_ROUTE_THREADS % (n / 8) == 0;
+}
+
+void kernels_norm_route(const struct kernels *k, struct queue *q, const struct norm_route_args *a,
+                        bool programmatic)
+{
+    CHECK(kernels_norm_routes(k, a->route.n_tokens) && a->norm.n == k->s.hidden &&
+          a->route.n_experts == k->s.n_experts && a->route.n_local >= 1 &&
+          a->route.n_local <= k->s.n_experts && a->route.top_k <= ROUTE_TOP_K_MAX);
+    if (a->route.n_tokens < 1) return;
+    struct norm_route_args args = *a;
+    args.segment = gemm_segment(k->s.n_experts, k->s.hidden);
+    args.n_segments = (k->s.hidden + args.segment - 1) / args.segment;
+    struct kernel norm_route = k->norm_route;
+    norm_route.smem_bytes =
+        (uint32_t)norm_route_smem(k->s.hidden, k->s.n_experts, a->route.n_tokens);
+    uint32_t blocks = ((uint32_t)k->s.n_experts + 15) / 16;
+    struct launch l = {.grid = {blocks},
+                       .threads = NORM_ROUTE_THREADS,
+                       .cluster = blocks,
+                       .programmatic = programmatic};
+    queue_launch(q, &norm_route, l, &args);
+}
+
 int32_t kernels_attn_tokens(const struct kernels *k, attn_kind_t kind)
 {
     return k->nt[kind] * 8 / (k->s.n_heads / k->s.n_kv_heads);
@@ -288,6 +330,30 @@ void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind,
     queue_launch(q, &k->attn[kind], l, a);
 }
 
+bool kernels_attn_is_few(const struct kernels *k, int32_t tokens, int32_t max_chunks)
+{
+    const struct kernels_shape *s = &k->s;
+    return s->head_dim == ATTN_FEW_DIM && s->n_heads / s->n_kv_heads <= ATTN_FEW_GROUP &&
+           max_chunks >= 1 && max_chunks <= ATTN_FEW_CHUNKS &&
+           (max_chunks & (max_chunks - 1)) == 0 &&
+           (int64_t)tokens * s->n_kv_heads * max_chunks <= k->n_sms;
+}
+
+void kernels_attn_few(const struct kernels *k, struct queue *q, const struct attn_few_args *a,
+                      int32_t tokens, int32_t max_chunks, bool programmatic)
+{
+    CHECK(kernels_attn_is_few(k, tokens, max_chunks) && a->rope.n_heads == k->s.n_heads &&
+          a->rope.n_kv_heads == k->s.n_kv_heads);
+    if (tokens < 1) return;
+    struct kernel few = k->attn_few;
+    few.smem_bytes = (uint32_t)ATTN_FEW_SMEM(k->s.kv, max_chunks);
+    struct launch l = {.grid = {(uint32_t)max_chunks, (uint32_t)k->s.n_kv_heads, (uint32_t)tokens},
+                       .threads = ATTN_FEW_THREADS,
+                       .cluster = (uint32_t)max_chunks,
+                       .programmatic = programmatic};
+    queue_launch(q, &few, l, a);
+}
+
 bool kernels_attn_shares(const struct kernels *k)
 {
     return k->wgmma;
@@ -307,6 +373,23 @@ void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct 
     struct launch l = {
         .grid = {k->n_sms}, .threads = ATTN_PREFILL_THREADS, .programmatic = programmatic};
     queue_launch(q, &k->attn_prefix, l, a);
+}
+
+bool kernels_attn_tails(const struct kernels *k)
+{
+    return k->wgmma && k->s.n_heads / k->s.n_kv_heads == ATTN_TAIL_GROUP;
+}
+
+void kernels_attn_tail(const struct kernels *k, struct queue *q, const struct attn_tail_args *a,
+                       bool programmatic)
+{
+    CHECK(kernels_attn_tails(k) && a->attn.state && a->attn.state_ml &&
+          a->attn.first_chunk == ATTN_CHUNK);
+    if (a->attn.n_blocks < 1) return;
+    struct launch l = {.grid = {2 * (uint32_t)a->attn.n_blocks, (uint32_t)k->s.n_kv_heads},
+                       .threads = 256,
+                       .programmatic = programmatic};
+    queue_launch(q, &k->attn_tail, l, a);
 }
 
 void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,

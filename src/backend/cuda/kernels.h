@@ -21,6 +21,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include "backend/cuda/gemm.h"
 #include "backend/kv.h"
 #include <stdint.h>
 
@@ -159,7 +160,8 @@ struct round_args {
  * kernels_attn_tokens() of them; n == 0: nothing (padding). */
 struct attn_block {
     int32_t token, n, seq;
-    int32_t prefix; /* leading chunks, whole and seen whole, that kernels_attn_prefix has done */
+    int32_t prefix; /* leading chunks that kernels_attn_prefix and kernels_attn_tail have done */
+    int32_t tail;   /* of a shared prefix: tiles of the next chunk that all its tokens share too */
 };
 
 /* Made on the device by attn_plan, once a step, for all layers. */
@@ -196,11 +198,49 @@ struct attn_args {
     float v_scale; /* E4M3: of the output */
 };
 
+/*
+ * The chunk behind a shared prefix, where its first `tail` tiles (KV_ROWS keys each, seen whole) are
+ * shared too: those are read once for ATTN_TAIL_SEQS tokens, the first of a block, then the others.
+ * A token has at most ATTN_TAIL_OWN more tiles of that chunk, and all of them together, with the
+ * shared ones counted once, ATTN_TAIL_TILES.
+ */
+#define ATTN_TAIL_SEQS  8
+#define ATTN_TAIL_OWN   8
+#define ATTN_TAIL_TILES 48
+#define ATTN_TAIL_GROUP 8 /* query heads a KV head */
+#define ATTN_TAIL_SMEM  (32768 + ATTN_TAIL_TILES * 4096 + 3072)
+
+struct attn_tail_args {
+    struct attn_args attn;           /* with the state that kernels_attn_prefix left */
+    const struct attn_block *blocks; /* [attn.n_blocks] of the shared prefixes */
+    const int32_t *pos, *seq;        /* [tokens] */
+};
+
+/*
+ * A decode step of few tokens: what kernels_rope and kernels_attn (ATTN_DECODE) leave in the pages
+ * and in `out`, the same bits, by one kernel.  It reads pos, seq, tables and the keys before each
+ * token's own before its predecessor has ended: they must be complete when that one starts.
+ */
+#define ATTN_FEW_THREADS 256
+#define ATTN_FEW_DIM     128 /* head_dim */
+#define ATTN_FEW_GROUP   8   /* query heads a KV head, at most */
+#define ATTN_FEW_CHUNKS  8   /* of a token, at most */
+#define ATTN_FEW_SMEM(type, chunks)                                                \
+    (2 * ATTN_CHUNK * ATTN_FEW_DIM * ((type) == KV_BF16 ? 2 : 1) + 24 * 256 + \
+     (chunks)*8 * ATTN_FEW_DIM * 4)
+
+struct attn_few_args {
+    struct rope_args rope; /* without q */
+    uint16_t *out;         /* [tokens][n_heads * head_dim] bf16; nothing for a padding token */
+    float scale;           /* as in attn_args */
+};
+
 /* --- routing ---------------------------------------------------------------------------------- */
 
 #define ROUTE_EXPERTS_MAX 512
 #define ROUTE_TOP_K_MAX   64
 #define ROUTE_TOKENS_MAX  (1 << 20)
+#define ROUTE_FEW         16 /* tokens that one block routes */
 
 /*
  * Softmax of the router's logits, the top k (ties to the lower index), weights rounded once to
@@ -219,6 +259,22 @@ struct route_args {
     int32_t normalise; /* weights of a token add to 1 */
     int32_t set_words;    /* these two are filled in by the launcher: tokens / 32 with room, */
     int32_t block_tokens; /* and tokens of a block */
+};
+
+/*
+ * Of few tokens NORM_ADD, the router and the plan in one kernel: the bits of kernels_norm,
+ * gemm_launch and kernels_route.
+ */
+#define NORM_ROUTE_TOKENS  8
+#define NORM_ROUTE_EXPERTS 128
+#define NORM_ROUTE_HIDDEN  2048
+#define NORM_ROUTE_THREADS 256
+
+struct norm_route_args {
+    struct norm_args norm;            /* as for NORM_ADD, with `out` */
+    struct route_args route;          /* without logits */
+    const struct gemm_weight *router; /* BF16, [n_experts][n] */
+    int32_t segment, n_segments;      /* filled in by the launcher */
 };
 
 /* --- sampling: sample.h on the device --------------------------------------------------------- */
@@ -306,6 +362,10 @@ void kernels_round(const struct kernels *k, struct queue *q, const struct round_
 /* With logits NULL only the plan is made. */
 void kernels_route(const struct kernels *k, struct queue *q, const struct route_args *a,
                    bool programmatic);
+/* Whether there is such a kernel for this shape and so many tokens. */
+bool kernels_norm_routes(const struct kernels *k, int32_t tokens);
+void kernels_norm_route(const struct kernels *k, struct queue *q, const struct norm_route_args *a,
+                        bool programmatic);
 
 /* Which kernel runs a step's blocks.  All give the same bits:
  *   ATTN_DECODE   a token a block
@@ -325,6 +385,12 @@ void kernels_attn_plan(const struct kernels *k, struct queue *q, attn_kind_t kin
 void kernels_attn(const struct kernels *k, struct queue *q, attn_kind_t kind,
                   const struct attn_args *a, bool programmatic);
 
+/* Whether there is such a kernel for so many tokens, each of at most max_chunks whole or begun
+ * chunks, and the chip has room for all its blocks at once. */
+bool kernels_attn_is_few(const struct kernels *k, int32_t tokens, int32_t max_chunks);
+void kernels_attn_few(const struct kernels *k, struct queue *q, const struct attn_few_args *a,
+                      int32_t tokens, int32_t max_chunks, bool programmatic);
+
 /*
  * Decode of sequences that share their first pages: the chunks that lie wholly in the shared part
  * are read once for up to kernels_attn_tokens(ATTN_PREFILL) sequences, whose tokens must be
@@ -337,6 +403,10 @@ void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q,
                               const struct attn_plan_args *a, bool programmatic);
 void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a,
                          bool programmatic);
+/* After it, where blocks have a `tail`; their tokens' own blocks then have `prefix` one higher. */
+bool kernels_attn_tails(const struct kernels *k); /* whether there is a kernel for this shape */
+void kernels_attn_tail(const struct kernels *k, struct queue *q, const struct attn_tail_args *a,
+                       bool programmatic);
 
 /* Three kernels. */
 void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,

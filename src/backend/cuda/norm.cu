@@ -11,42 +11,14 @@
  *            / 16 FMAs is what counts: 0.3 us for n = 2048, the price of the CPU's bits.
  */
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/numerics.cuh"
+#include "backend/cuda/norm.cuh"
 #include "backend/cuda/ptx.cuh"
 
 enum {
     NORM_THREADS = 256,
     TURN = NORM_THREADS * 8,
-    CHAIN = 16, /* links of a lane's chain whose elements are loaded at once */
-    AHEAD = 8   /* expert rows in flight */
+    AHEAD = 8 /* expert rows in flight */
 };
-
-struct eight {
-    float f[8];
-};
-
-__device__ __forceinline__ struct eight load_f32(const float *p)
-{
-    float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
-    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-}
-
-__device__ __forceinline__ void store_f32(float *p, const struct eight &v)
-{
-    ((float4 *)p)[0] = make_float4(v.f[0], v.f[1], v.f[2], v.f[3]);
-    ((float4 *)p)[1] = make_float4(v.f[4], v.f[5], v.f[6], v.f[7]);
-}
-
-__device__ __forceinline__ struct eight eight_of(uint4 u)
-{
-    return {{bf16_lo(u.x), bf16_hi(u.x), bf16_lo(u.y), bf16_hi(u.y), bf16_lo(u.z), bf16_hi(u.z),
-             bf16_lo(u.w), bf16_hi(u.w)}};
-}
-
-__device__ __forceinline__ struct eight load_bf16(const uint16_t *p)
-{
-    return eight_of(*(const uint4 *)p);
-}
 
 /* The experts' sum at columns [i, i + 8); false: no expert contributes. */
 __device__ __forceinline__ bool combine(struct eight *out, const struct norm_args &a,
@@ -71,31 +43,6 @@ __device__ __forceinline__ bool combine(struct eight *out, const struct norm_arg
         }
     }
     return any;
-}
-
-/* Of `row`, which has zeros behind it: an FMA of 0 leaves a sum of squares as it is. */
-__device__ __forceinline__ float inverse_rms(const float *row, int n, float eps)
-{
-    float acc = 0.0f, next[CHAIN];
-    row += threadIdx.x & 15;
-#pragma unroll
-    for (int i = 0; i < CHAIN; i++)
-        next[i] = row[i * 16];
-    for (int i0 = 0; i0 < n; i0 += CHAIN * 16) {
-        float x[CHAIN];
-#pragma unroll
-        for (int i = 0; i < CHAIN; i++)
-            x[i] = next[i];
-        if (i0 + CHAIN * 16 < n)
-#pragma unroll
-            for (int i = 0; i < CHAIN; i++)
-                next[i] = row[i0 + (CHAIN + i) * 16];
-#pragma unroll
-        for (int i = 0; i < CHAIN; i++)
-            acc = __fmaf_rn(x[i], x[i], acc);
-    }
-    float mean = __fdiv_rn(lanes_sum(acc), (float)n);
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
 }
 
 template <norm_source_t SOURCE>

@@ -8,57 +8,10 @@
  *
  * K is rounded once, from f32 to the KV type; q to BF16.
  */
-#include "backend/cuda/kv.cuh"
-#include "backend/cuda/numerics.cuh"
 #include "backend/cuda/ptx.cuh"
+#include "backend/cuda/rope.cuh"
 
 enum { ROPE_THREADS = 128, ROPE_HEADS = ROPE_THREADS / 16 };
-
-/* All 32 threads must come here, whatever their heads are. */
-template <int E>
-__device__ __forceinline__ float inverse_rms(const float x[E], float eps)
-{
-    float acc = 0.0f;
-#pragma unroll
-    for (int i = 0; i < E; i++)
-        acc = __fmaf_rn(x[i], x[i], acc);
-    float mean = __fdiv_rn(lanes_sum(acc), (float)(E * 16));
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
-}
-
-template <int E>
-__device__ __forceinline__ void norm_rotate(float x[E], float inv, const float w[E],
-                                            const float cs[E / 2], const float sn[E / 2])
-{
-#pragma unroll
-    for (int i = 0; i < E; i++)
-        x[i] = __fmul_rn(__fmul_rn(x[i], inv), w[i]);
-#pragma unroll
-    for (int i = 0; i < E / 2; i++) {
-        float a = x[i], b = x[i + E / 2];
-        x[i] = __fmaf_rn(a, cs[i], -__fmul_rn(b, sn[i]));
-        x[i + E / 2] = __fmaf_rn(b, cs[i], __fmul_rn(a, sn[i]));
-    }
-}
-
-template <kv_type_t TYPE>
-__device__ __forceinline__ void write_elem(char *at, float x, float scale)
-{
-    if (TYPE == KV_BF16)
-        *(uint16_t *)at = f32_bf16(x);
-    else
-        *(uint8_t *)at = (uint8_t)e4m3_pack(__fdiv_rn(x, scale), 0.0f);
-}
-
-template <kv_type_t TYPE, int E>
-__device__ __forceinline__ void write_kv(char *tile, uint32_t row, const float x[E], float scale)
-{
-    int lane = threadIdx.x & 15;
-#pragma unroll
-    for (int i = 0; i < E; i++) {
-        write_elem<TYPE>(tile + kv_elem<TYPE>(row, lane + 16 * i), x[i], scale);
-    }
-}
 
 /* Everything that needs no arithmetic is on its way before the first sum: norm weights before the
  * wait, angles and page as soon as position and sequence are there. */
@@ -90,7 +43,7 @@ __device__ __forceinline__ void rope_heads(const struct rope_args &a)
         cs[i] = a.cos[angle + lane + 16 * i];
         sn[i] = a.sin[angle + lane + 16 * i];
     }
-    float inv = inverse_rms<E>(x, a.eps);
+    float inv = head_rms<E>(x, a.eps);
     if (!active) return;
     if (!is_v) norm_rotate<E>(x, inv, w, cs, sn);
     if (head < 0) {

@@ -55,10 +55,11 @@ static uint32_t *packed_of(const struct cuda_slice *s, int32_t layer)
 }
 
 /* `from`: the layer whose experts COMBINE adds. */
-static void norm(const struct cuda_slice *s, norm_source_t source, int32_t from, size_t slot)
+static struct norm_args norm_of(const struct cuda_slice *s, norm_source_t source, int32_t from,
+                                size_t slot)
 {
     struct cuda_model *m = s->m;
-    struct norm_args a = {
+    return (struct norm_args){
         .x = m->x,
         .y = m->y,
         .ids = m->dev.ids,
@@ -73,7 +74,13 @@ static void norm(const struct cuda_slice *s, norm_source_t source, int32_t from,
         .top_k = m->c.top_k,
         .eps = m->c.rms_norm_eps,
     };
-    kernels_norm(m->kernels, m->q, source, &a, s->n, !m->plain);
+}
+
+static void norm(const struct cuda_slice *s, norm_source_t source, int32_t from, size_t slot)
+{
+    struct norm_args a = norm_of(s, source, from, slot);
+    bool first = source == NORM_EMBED && s->few; /* of the step: what is before it has ended */
+    kernels_norm(s->m->kernels, s->m->q, source, &a, s->n, !s->m->plain && !first);
 }
 
 /* Pages of a layer's K; its V lie kv_half behind. */
@@ -89,7 +96,7 @@ static format_t qkv_format(const struct layer_weights *w)
     return f != FORMAT_BF16 ? f : w->v_format;
 }
 
-/* m->qkv = the projections of m->a; then m->att_q, and K and V in their pages. */
+/* m->qkv = the projections of m->a. */
 static void project(const struct cuda_slice *s, int32_t layer)
 {
     struct cuda_model *m = s->m;
@@ -117,7 +124,16 @@ static void project(const struct cuda_slice *s, int32_t layer)
         g = linear(s, w->v_format, w->v, &a, c->hidden_size, nkv, m->qkv + nq + nkv, ld);
         launch(s, w->v_format, &g);
     }
-    struct rope_args r = {
+}
+
+/* m->att_q, and K and V in their pages. */
+static struct rope_args rope_of(const struct cuda_slice *s, int32_t layer)
+{
+    struct cuda_model *m = s->m;
+    const struct config *c = &m->c;
+    const struct layer_weights *w = &m->layers[layer];
+    int32_t ld = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+    return (struct rope_args){
         .qkv = m->qkv,
         .ld = ld,
         .q_norm = store_ptr(m->store, w->slots.q_norm),
@@ -137,7 +153,11 @@ static void project(const struct cuda_slice *s, int32_t layer)
         .k_scale = w->k_scale,
         .v_scale = w->v_scale,
     };
-    kernels_rope(m->kernels, m->q, &r, s->n, !m->plain);
+}
+
+static float score_scale(const struct cuda_model *m, int32_t layer)
+{
+    return m->layers[layer].k_scale / sqrtf((float)m->c.head_dim);
 }
 
 /* m->att_o = attention of m->att_q: shared prefixes first, then what each list of blocks has left.
@@ -146,7 +166,6 @@ static void attend(const struct cuda_slice *s, int32_t layer)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
-    const struct layer_weights *w = &m->layers[layer];
     struct attn_args a = {
         .q = m->att_q,
         .out = m->att_o,
@@ -160,8 +179,8 @@ static void attend(const struct cuda_slice *s, int32_t layer)
         .group = c->n_heads / c->n_kv_heads,
         .max_chunks = s->max_chunks,
         .first_chunk = s->first_chunk,
-        .scale = w->k_scale / sqrtf((float)c->head_dim),
-        .v_scale = w->v_scale,
+        .scale = score_scale(m, layer),
+        .v_scale = m->layers[layer].v_scale,
     };
     if (s->n_blocks[ATTN_PREFIX]) {
         a.state = m->state;
@@ -169,12 +188,28 @@ static void attend(const struct cuda_slice *s, int32_t layer)
         a.spans = m->spans[ATTN_PREFIX];
         a.n_blocks = s->n_blocks[ATTN_PREFIX];
         kernels_attn_prefix(m->kernels, m->q, &a, !m->plain);
+        struct attn_tail_args t = {a, m->dev.blocks[ATTN_PREFIX], m->dev.pos, m->dev.seq};
+        if (kernels_attn_tails(m->kernels)) kernels_attn_tail(m->kernels, m->q, &t, !m->plain);
     }
     for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
         a.spans = m->spans[kind];
         a.n_blocks = s->n_blocks[kind];
         if (a.n_blocks) kernels_attn(m->kernels, m->q, kind, &a, !m->plain);
     }
+}
+
+/* m->att_o from m->qkv. */
+static void rope_and_attend(const struct cuda_slice *s, int32_t layer)
+{
+    struct cuda_model *m = s->m;
+    struct rope_args r = rope_of(s, layer);
+    if (!s->few) {
+        kernels_rope(m->kernels, m->q, &r, s->n, !m->plain);
+        attend(s, layer);
+        return;
+    }
+    struct attn_few_args a = {.rope = r, .out = m->att_o, .scale = score_scale(m, layer)};
+    kernels_attn_few(m->kernels, m->q, &a, s->n, s->max_chunks, !m->plain);
 }
 
 /* Leaves its sum in y for the next norm (NORM_ADD). */
@@ -184,7 +219,7 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
     const struct layer_weights *w = &m->layers[layer];
     norm(s, source, layer - 1, w->slots.in_norm);
     project(s, layer);
-    attend(s, layer);
+    rope_and_attend(s, layer);
     int32_t nq = m->c.n_heads * m->c.head_dim;
     struct cuda_rows o = inputs(s, layer, CUDA_IN_O, w->o_format, m->att_o, m->att_o, nq);
     struct gemm_args g =
@@ -192,18 +227,11 @@ static void attention(const struct cuda_slice *s, int32_t layer, norm_source_t s
     launch(s, w->o_format, &g);
 }
 
-/* Experts of the tokens, and the plan of their rows. */
-static void route(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
+static struct route_args route_of(const struct cuda_slice *s, int32_t layer)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
-    struct cuda_rows a =
-        inputs(s, layer, CUDA_IN_ROUTER, w->router_format, m->a, m->expert_out, c->hidden_size);
-    struct gemm_args g = linear(s, w->router_format, w->router, &a, c->hidden_size, c->n_experts,
-                                m->router, c->n_experts);
-    launch(s, w->router_format, &g);
-    struct route_args r = {
-        .logits = m->router,
+    return (struct route_args){
         .seq = m->dev.seq,
         .packed = packed_of(s, layer),
         .offsets = m->offsets,
@@ -216,7 +244,36 @@ static void route(const struct cuda_slice *s, int32_t layer, const struct layer_
         .n_local = c->n_experts,
         .normalise = c->norm_topk_prob,
     };
+}
+
+/* Experts of the tokens, and the plan of their rows. */
+static void route(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
+{
+    struct cuda_model *m = s->m;
+    const struct config *c = &m->c;
+    struct cuda_rows a =
+        inputs(s, layer, CUDA_IN_ROUTER, w->router_format, m->a, m->expert_out, c->hidden_size);
+    struct gemm_args g = linear(s, w->router_format, w->router, &a, c->hidden_size, c->n_experts,
+                                m->router, c->n_experts);
+    launch(s, w->router_format, &g);
+    struct route_args r = route_of(s, layer);
+    r.logits = m->router;
     kernels_route(m->kernels, m->q, &r, !m->plain);
+}
+
+/* NORM_ADD, then what `route` does. */
+static void norm_route(const struct cuda_slice *s, int32_t layer, const struct layer_weights *w)
+{
+    struct cuda_model *m = s->m;
+    if (w->router_format != FORMAT_BF16 || !kernels_norm_routes(m->kernels, s->n)) {
+        norm(s, NORM_ADD, layer, w->slots.post_norm);
+        route(s, layer, w);
+        return;
+    }
+    struct norm_route_args a = {.norm = norm_of(s, NORM_ADD, layer, w->slots.post_norm),
+                                .route = route_of(s, layer),
+                                .router = w->router};
+    kernels_norm_route(m->kernels, m->q, &a, !m->plain);
 }
 
 /* Leaves its rows in expert_out for the next norm (NORM_COMBINE). */
@@ -331,15 +388,14 @@ void cuda_forward(const struct cuda_slice *s)
 {
     struct cuda_model *m = s->m;
     const struct config *c = &m->c;
-    plan_attention(s);
+    if (!s->few) plan_attention(s);
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_weights *w = &m->layers[i];
         attention(s, i, i == 0 ? NORM_EMBED : after_mlp(c, i - 1));
-        norm(s, NORM_ADD, i, w->slots.post_norm);
         if (c->dense[i])
-            dense_mlp(s, i, w);
+            norm(s, NORM_ADD, i, w->slots.post_norm), dense_mlp(s, i, w);
         else
-            route(s, i, w), experts(s, i, w);
+            norm_route(s, i, w), experts(s, i, w);
     }
     /* x of all tokens; the rows that are wanted are normed by cuda_head. */
     struct norm_args a = {

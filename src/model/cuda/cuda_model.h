@@ -172,6 +172,7 @@ struct cuda_slice {
     int32_t n_blocks[ATTN_LISTS]; /* of attention */
     int32_t n_rows;
     int32_t table_ld, max_chunks, first_chunk;
+    bool few; /* attention by kernels_attn_few */
 };
 
 /* cuda_forward.c: everything between the copies, queued.  The final norm's rows are those of
