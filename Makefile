@@ -92,7 +92,7 @@ $(OUT)/obj/cuda-modules.o: build/cuda/modules.S
 # The library: formats, kernels and the MoE operator, position-independent; only moult_* is exported.
 LIBMOE  := $(wildcard src/format/*.c src/backend/*.c src/backend/cpu/*.c) \
            src/base/err.c src/base/mem.c src/base/pages.c src/base/pool.c src/model/route.c $(wildcard src/model/moe_*.c) \
-           $(if $(filter 1,$(CUDA)),$(patsubst %,src/backend/cuda/%.c,device queue memory gemm kernels repack layout_cuda slot) \
+           $(if $(filter 1,$(CUDA)),$(patsubst %,src/backend/cuda/%.c,device queue memory gemm gemm_few kernels repack layout_cuda slot) \
            $(wildcard src/model/cuda/moe_*.c),src/model/cuda/absent.c)
 PICOBJ  := $(LIBMOE:src/%.c=$(OUT)/pic/%.o)
 $(OUT)/pic/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c

@@ -1,7 +1,7 @@
 /*
  * bench_cuda.c - the two grouped GEMMs of a MoE layer on a GPU, each alone, and the dense linears.
  *
- *     bench_cuda [--json FILE] [--format NAME,NAME] [--tokens 1,64,16384]
+ *     bench_cuda [--json FILE] [--format NAME,NAME] [--tokens 1,64,16384] [--size N]
  *
  * Shape of Qwen3-30B-A3B: 128 experts, top 8, hidden 2048, intermediate 768; uniform random
  * routing.  A graph runs LAYERS pairs with weights and routings of their own (no weight is still in
@@ -56,6 +56,7 @@ struct bench {
     devptr_t linear[32];                             /* the same of dense linears */
     struct region *weights;
     struct record record;
+    int size; /* of the kernel; < 0: as gemm_launch chooses */
 };
 
 static uint16_t random_bf16(void)
@@ -181,8 +182,14 @@ static void layer(struct bench *b, format_t f, int l, int m, int which)
                                   .n = HIDDEN,
                                   .n_groups = EXPERTS,
                                   .out_kind = GEMM_BF16};
-    if (which & 1) gemm_launch(&b->gemm, b->q, f, &one, (int64_t)m * TOP_K, true);
-    if (which & 2) gemm_launch(&b->gemm, b->q, f, &two, (int64_t)m * TOP_K, true);
+    for (int i = 0; i < 2; i++) {
+        const struct gemm_args *a = i ? &two : &one;
+        if (!(which >> i & 1)) continue;
+        if (b->size < 0)
+            gemm_launch(&b->gemm, b->q, f, a, (int64_t)m * TOP_K, true);
+        else
+            gemm_launch_size(&b->gemm, b->q, f, a, b->size, true);
+    }
 }
 
 static int compare_float(const void *a, const void *b)
@@ -329,14 +336,15 @@ int main(int argc, char **argv)
     static const format_t todo[] = {FORMAT_NVFP4, FORMAT_FP8_BLOCK, FORMAT_MXFP8, FORMAT_MXFP4,
                                     FORMAT_BF16};
     static const struct option options[] = {
-        {"json", 1, NULL, 'j'}, {"format", 1, NULL, 'f'}, {"tokens", 1, NULL, 't'}, {NULL, 0, NULL, 0}};
+        {"json", 1, NULL, 'j'}, {"format", 1, NULL, 'f'}, {"tokens", 1, NULL, 't'}, {"size", 1, NULL, 's'}, {NULL, 0, NULL, 0}};
     uint32_t wanted = 0;
-    static struct bench b;
+    static struct bench b = {.size = -1};
     const char *json = NULL, *names = NULL, *tokens = NULL;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 'j') json = optarg;
         else if (c == 'f') names = optarg;
         else if (c == 't') tokens = optarg;
+        else if (c == 's') b.size = atoi(optarg);
         else return 2;
     }
     record_open(&b.record, json, "gemm");

@@ -3,8 +3,8 @@
 
 usage: lm_eval_local.py MOULT [RESULT]     in a virtual environment with lm-eval, transformers and their needs
 
-The task's rows are the prompts of test/data/final.reference.json, cut into context and continuation at a place that
-is a token border; the sum of the reference's float32 logprobs of the continuation is what lm-eval should find.
+The rows of test/server/test_lm_eval.py, as a task of lm-eval's evaluator; the sum of the reference's float32 logprobs of
+the continuation is what lm-eval should find.
 """
 import json
 import os
@@ -16,28 +16,15 @@ sys.path.insert(0, "test/server")
 import harness  # noqa: E402
 import lm_eval  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
+from test_lm_eval import rows  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
 MODEL = "models/tiny-moe"
 
 
-def rows():
-    tok = Tokenizer.from_file(MODEL + "/tokenizer.json")
-    out = []
-    for i, r in enumerate(json.load(open("test/data/final.reference.json"))["references_float32"]):
-        ids = r["input_ids"]
-        for cut in range(len(ids) // 2, len(ids) - 1):
-            a, b = (tok.decode(x, skip_special_tokens=False) for x in (ids[:cut], ids[cut:]))
-            enc = [tok.encode(t, add_special_tokens=False).ids for t in (a, a + b)]
-            if enc == [ids[:cut], ids] and not a.endswith(" "):
-                out.append({"id": i, "ctx": a, "cont": b, "n": len(ids) - cut, "want": sum(r["prompt_logprobs"][cut - 1:])})
-                break
-    return out
-
-
 def main():
     harness.MOULT = sys.argv[1]
-    data = rows()
+    data = rows(Tokenizer.from_file(MODEL + "/tokenizer.json"))
     with tempfile.TemporaryDirectory() as d, harness.Server(MODEL) as s:
         with open(d + "/rows.jsonl", "w") as f:
             f.writelines(json.dumps(r) + "\n" for r in data)

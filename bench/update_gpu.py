@@ -204,7 +204,7 @@ class Server:
 
 class Bench:
     def __init__(self, a, flags):
-        self.a, self.out = a, open(a.json, "a") if a.json else None
+        self.a, self.flags, self.out = a, flags, open(a.json, "a") if a.json else None
         self.sums = {}
         self.cks = [Checkpoint(a.a), Checkpoint(a.b)]
         self.bytes = sum(os.path.getsize(f) for f in self.cks[0].files)
@@ -212,7 +212,7 @@ class Bench:
 
     def record(self, **fields):
         if self.out:
-            self.out.write(json.dumps({"bench": "serve", "gb": self.bytes / 1e9, **fields}) + "\n")
+            self.out.write(json.dumps({"bench": "serve", "gb": self.bytes / 1e9, "flags": " ".join(self.flags), **fields}) + "\n")
             self.out.flush()
 
     def verify(self, which, reply):

@@ -35,7 +35,6 @@ def main():
             samples = [s for g in server.sample(server.ids(texts), o.group, 160, 1, True) for s in g]
         finally:
             server.stop()
-        samples.sort(key=lambda s: len(s.ids))
         told = torch.tensor([x for s in samples for x in s.logprobs])
         routes = [s.routes.reshape(shape) for s in samples]
         for replay in (False, True):

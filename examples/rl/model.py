@@ -1,12 +1,11 @@
-"""Qwen3-MoE in plain PyTorch: read and write Hugging Face folders, log-probabilities, greedy answers.
+"""Qwen3-MoE in plain PyTorch: read and write Hugging Face folders, log-probabilities of given tokens.
 
     m = Model.load("models/tiny-moe-early")
-    lp = m.logprobs(rows)             # rows: lists of ids; float32, one tensor a row, of tokens 1..n-1
+    lp = m.logprobs(rows)             # rows: lists of ids; float32, one line, of tokens 1..n-1 of each row
     m.save("out", like="models/tiny-moe-early")
 
-Arithmetic is float32.  The parameters are float32 too; with `rounded` the forward reads them rounded
-to BF16, which is what save() writes and a server holds, and the gradient passes straight through.
-Rows of unequal length are packed: only attention sees padding.
+Arithmetic and parameters are float32; save() writes BF16.  Rows of unequal length are packed into one
+line, in which a prompt that neighbouring rows share stands once; only attention sees padding.
 
 Routing replay: `routes`, one int array [n - 1, layers, top_k] a row, are experts that another forward
 chose for tokens 0..n-2.  They replace the top-k; their weights still come from this router.
@@ -55,20 +54,38 @@ def write_safetensors(path, tensors):
         f.writelines(parts)
 
 
-def through_bf16(p):
-    """The nearest BF16 value, with the gradient of the identity."""
-    return p + (p.detach().to(torch.bfloat16).float() - p.detach())
+class Spread(torch.autograd.Function):
+    """x[order // k]: each token k times, in the order of its experts.  Backward gathers, it does not scatter."""
+
+    @staticmethod
+    def forward(ctx, x, order, place, k):
+        ctx.place, ctx.k = place, k
+        return x[torch.div(order, k, rounding_mode="floor")]
+
+    @staticmethod
+    def backward(ctx, g):
+        return g[ctx.place].view(-1, ctx.k, g.shape[1]).sum(1), None, None, None
 
 
-class Pack:
-    """Rows of ids as one line of tokens, and the way to [rows, longest, ...] and back."""
+class Permute(torch.autograd.Function):
+    """x[place]; order is the inverse of place."""
 
-    def __init__(self, rows):
-        self.lengths = torch.tensor([len(r) for r in rows])
-        self.ids = torch.cat([torch.as_tensor(r, dtype=torch.long) for r in rows])
-        self.shape = len(rows), int(self.lengths.max())
-        self.position = torch.cat([torch.arange(n) for n in self.lengths])
-        self.slot = torch.repeat_interleave(torch.arange(len(rows)), self.lengths) * self.shape[1] + self.position
+    @staticmethod
+    def forward(ctx, x, place, order):
+        ctx.order = order
+        return x[place]
+
+    @staticmethod
+    def backward(ctx, g):
+        return g[ctx.order], None, None
+
+
+class Pieces:
+    """Pieces of a line of tokens, one after the other, and the way to [pieces, longest, ...] and back."""
+
+    def __init__(self, lengths):
+        self.lengths, self.shape = torch.tensor(lengths), (len(lengths), max(1, *lengths))
+        self.slot = torch.cat([torch.arange(n) + i * self.shape[1] for i, n in enumerate(lengths)])
 
     def pad(self, x):
         out = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[1:])
@@ -78,10 +95,41 @@ class Pack:
         return x.reshape(self.shape[0] * self.shape[1], *x.shape[2:])[self.slot]
 
 
+def bias(mask):
+    """To add to scores: 0 where the mask is True, else -inf."""
+    return torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+
+
+class Pack:
+    """Rows of ids as one line of tokens: first the heads of all rows (row[:start]; once if the row before has the
+    same, as the answers to one prompt do), then their tails."""
+
+    def __init__(self, rows, starts):
+        heads, self.owner = [], []
+        for row, start in zip(rows, starts):
+            if not heads or heads[-1] != row[:start]:
+                heads.append(row[:start])
+            self.owner.append(len(heads) - 1)
+        tails = [row[start:] for row, start in zip(rows, starts)]
+        self.heads, self.tails = Pieces([len(h) for h in heads]), Pieces([len(t) for t in tails])
+        self.ids = torch.tensor([i for piece in heads + tails for i in piece])
+        self.position = torch.cat([torch.arange(len(h)) for h in heads] +
+                                  [torch.arange(s, s + len(t)) for s, t in zip(starts, tails)])
+        # where each row's tokens are in the line
+        at = torch.arange(len(self.ids)).split([len(p) for p in heads + tails])
+        self.rows = [torch.cat((at[o], at[len(heads) + i])) for i, o in enumerate(self.owner)]
+        # what a token may read: of a head what is before it; of a tail its head, and what is before it
+        n, a, b = len(rows), self.heads.shape[1], self.tails.shape[1]
+        self.head_bias = bias(torch.ones(a, a, dtype=torch.bool).tril())
+        known = (torch.arange(a) < self.heads.lengths[self.owner][:, None])[:, None].expand(n, b, a)
+        own = torch.ones(b, b, dtype=torch.bool).tril().expand(n, b, b)
+        self.tail_bias = bias(torch.cat((known, own), 2)[:, None, None])
+
+
 class Model(torch.nn.Module):
     def __init__(self, config, tensors):
         super().__init__()
-        self.c, self.rounded = config, False
+        self.c = config
         keep = lambda t: torch.nn.Parameter(t.float().clone())  # noqa: E731
         self.embed, self.norm = keep(tensors["model.embed_tokens.weight"]), keep(tensors["model.norm.weight"])
         self.head = keep(tensors["lm_head.weight"])
@@ -123,116 +171,77 @@ class Model(torch.nn.Module):
 
     # ---- forward ----
 
-    def read(self, p):
-        return through_bf16(p) if self.rounded else p
-
     def rms(self, x, w):
-        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.c["rms_norm_eps"]) * self.read(w)
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.c["rms_norm_eps"]) * w
 
-    def rope(self, x, position):
-        """x: [tokens, heads, d]"""
-        angle = position[:, None].float() * self.frequency
-        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
-        a, b = x.chunk(2, -1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    def qkv(self, layer, x, turn):
+        def rope(x):
+            a, b = x.chunk(2, -1)
+            cos, sin = turn
+            return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        q, k, v = (F.linear(x, layer[n]).view(len(x), -1, self.c["head_dim"]) for n in ("q_proj", "k_proj", "v_proj"))
+        return rope(self.rms(q, layer["q_norm"])), rope(self.rms(k, layer["k_norm"])), v
 
-    def qkv(self, layer, x, position):
-        d = self.c["head_dim"]
-        q, k, v = (F.linear(x, self.read(layer[n])).view(len(x), -1, d) for n in ("q_proj", "k_proj", "v_proj"))
-        return (self.rope(self.rms(q, layer["q_norm"]), position), self.rope(self.rms(k, layer["k_norm"]), position), v)
+    def attend(self, q, k, v, bias):
+        """q: [pieces, new, heads, d]; k, v: [pieces, seen, kv heads, d]; bias: -inf where a key may not be read."""
+        n, new, heads, d = q.shape
+        kv, seen = k.shape[2], k.shape[1]
+        q = (q * d ** -0.5).view(n, new, kv, heads // kv, d).permute(0, 2, 3, 1, 4).reshape(n, kv, -1, d)
+        s = (q @ k.permute(0, 2, 3, 1)).view(n, kv, heads // kv, new, seen) + bias
+        o = (s.softmax(-1).view(n, kv, -1, seen) @ v.transpose(1, 2)).view(n, kv, heads // kv, new, d)
+        return o.permute(0, 3, 1, 2, 4).reshape(n, new, heads * d)
 
-    def attend(self, q, k, v, mask):
-        """q: [rows, new, heads, d]; k, v: [rows, seen, kv heads, d]; mask: True where a key may be read."""
-        rows, new, heads, d = q.shape
-        kv = k.shape[2]
-        q = q.view(rows, new, kv, heads // kv, d).permute(0, 2, 3, 1, 4).reshape(rows, kv, -1, d)
-        s = (q @ k.permute(0, 2, 3, 1) * d ** -0.5).view(rows, kv, heads // kv, new, -1)
-        p = s.masked_fill(~mask, float("-inf")).softmax(-1).view(rows, kv, -1, k.shape[1])
-        o = (p @ v.transpose(1, 2)).view(rows, kv, heads // kv, new, d)
-        return o.permute(0, 3, 1, 2, 4).reshape(rows, new, heads * d)
+    def attention(self, pack, q, k, v):
+        """Heads read themselves, tails their heads and themselves."""
+        heads, tails = pack.heads, pack.tails
+        n = len(heads.slot)
+        hk, hv = heads.pad(k[:n]), heads.pad(v[:n])
+        first = heads.flat(self.attend(heads.pad(q[:n]), hk, hv, pack.head_bias))
+        k, v = (torch.cat((h[pack.owner], tails.pad(x[n:])), 1) for h, x in ((hk, k), (hv, v)))
+        return torch.cat((first, tails.flat(self.attend(tails.pad(q[n:]), k, v, pack.tail_bias))))
 
     def moe(self, layer, x, chosen):
         """(output, experts used)"""
         k = self.c["num_experts_per_tok"]
-        p = F.linear(x, self.read(layer["gate"])).softmax(-1)
+        p = F.linear(x, layer["gate"]).softmax(-1)
         w, ids = p.topk(k, -1) if chosen is None else (p.gather(1, chosen), chosen)
         if self.c.get("norm_topk_prob"):
             w = w / w.sum(-1, keepdim=True)
         flat = ids.reshape(-1)
         order = flat.argsort(stable=True)
-        token = torch.div(order, k, rounding_mode="floor")
+        place = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))
         counts = torch.bincount(flat, minlength=self.c["num_experts"]).tolist()
-        gate, up, down = (self.read(layer["expert_" + n]) for n in ("gate_proj", "up_proj", "down_proj"))
-        out = []
-        for e, rows in enumerate(x[token].split(counts)):
-            if len(rows):
-                out.append((F.silu(rows @ gate[e].T) * (rows @ up[e].T)) @ down[e].T)
-        y = torch.cat(out) * w.reshape(-1)[order, None]
-        return torch.zeros_like(x).index_add(0, token, y), ids
+        weights = zip(*(layer["expert_" + n].unbind(0) for n in ("gate_proj", "up_proj", "down_proj")))
+        out = [F.linear(F.silu(F.linear(rows, gate)) * F.linear(rows, up), down)
+               for rows, (gate, up, down) in zip(Spread.apply(x, order, place, k).split(counts), weights)]
+        y = Permute.apply(torch.cat(out), place, order).view(len(x), k, -1)
+        return (w[:, None] @ y)[:, 0], ids
 
-    def hidden(self, pack, attention, chosen=None, seen=None):
-        """attention(i, q, k, v) -> [tokens, heads * d]; chosen: [tokens, layers, top_k]; the same of this
-        forward is appended to the list `seen`."""
-        x, used = self.read(self.embed)[pack.ids], []
+    def hidden(self, pack, chosen=None, seen=None):
+        """[tokens of the line, hidden]; chosen: [tokens, layers, top_k]; the same of this forward is appended to `seen`."""
+        angle = pack.position[:, None, None].float() * self.frequency
+        x, turn, used = self.embed[pack.ids], (angle.cos(), angle.sin()), []
         for i, layer in enumerate(self.layers):
-            q, k, v = self.qkv(layer, self.rms(x, layer["input_layernorm"]), pack.position)
-            x = x + F.linear(attention(i, q, k, v), self.read(layer["o_proj"]))
+            q, k, v = self.qkv(layer, self.rms(x, layer["input_layernorm"]), turn)
+            x = x + F.linear(self.attention(pack, q, k, v), layer["o_proj"])
             y, ids = self.moe(layer, self.rms(x, layer["post_attention_layernorm"]),
                               None if chosen is None else chosen[:, i])
             x = x + y
             used.append(ids)
         if seen is not None:
-            seen.append(torch.stack(used, 1))
+            seen.append(torch.stack(used, 1)[torch.cat(pack.rows)])
         return self.rms(x, self.norm)
-
-    def causal(self, pack):
-        n = pack.shape[1]
-        mask = torch.ones(n, n, dtype=torch.bool).tril()
-        return lambda i, q, k, v: pack.flat(self.attend(pack.pad(q), pack.pad(k), pack.pad(v), mask))
 
     def logprobs(self, rows, starts=None, routes=None, seen=None, temperature=1.0):
         """Of the tokens starts[r].. of each row (1.. without starts), one line: [sum of n - start].  `seen`, a
         list, gets the experts used: [sum of n - 1, layers, top_k]."""
-        pack = Pack([r[:-1] for r in rows])
         starts = [1] * len(rows) if starts is None else starts
-        chosen = None if routes is None else torch.cat([torch.as_tensor(r, dtype=torch.long) for r in routes])
-        h = self.hidden(pack, self.causal(pack), chosen, seen)
-        first = torch.tensor(starts) - 1
-        wanted = pack.position >= torch.repeat_interleave(first, pack.lengths)
+        pack, chosen = Pack([r[:-1] for r in rows], starts), None
+        if routes is not None:
+            chosen = torch.zeros(len(pack.ids), *routes[0].shape[1:], dtype=torch.long)
+            for places, r in zip(pack.rows, routes):
+                chosen[places] = torch.as_tensor(r, dtype=torch.long)
+        h = self.hidden(pack, chosen, seen)[torch.cat([places[s - 1:] for places, s in zip(pack.rows, starts)])]
         target = torch.cat([torch.as_tensor(r[s:], dtype=torch.long) for r, s in zip(rows, starts)])
-        logits = F.linear(h[wanted], self.read(self.head))
+        logits = F.linear(h, self.head)
         return (logits / temperature).log_softmax(-1).gather(1, target[:, None])[:, 0]
-
-    @torch.no_grad()
-    def greedy(self, prompts, most, stops):
-        """At most `most` ids for each prompt, the stop id left out."""
-        pack, c = Pack(prompts), self.c
-        rows, longest = pack.shape
-        room = longest + most
-        kv = [torch.zeros(rows, room, c["num_key_value_heads"], c["head_dim"]) for _ in range(2 * len(self.layers))]
-        causal = self.causal(pack)
-
-        def prefill(i, q, k, v):
-            kv[2 * i][:, :longest], kv[2 * i + 1][:, :longest] = pack.pad(k), pack.pad(v)
-            return causal(i, q, k, v)
-        last = pack.lengths.cumsum(0) - 1
-        h, seen = self.hidden(pack, prefill)[last], pack.lengths.clone()
-        out, live = [[] for _ in prompts], torch.arange(rows)
-        while True:
-            best = F.linear(h, self.head).argmax(-1)
-            going = [j for j, t in enumerate(best.tolist()) if t not in stops]
-            live, best = live[going], best[going]
-            for r, t in zip(live.tolist(), best.tolist()):
-                out[r].append(t)
-            if not going or len(out[int(live[0])]) == most:
-                return out
-            one = Pack(best[:, None])
-            one.position = seen[live]
-            top = int(one.position.max()) + 1
-            mask = (torch.arange(top) <= one.position[:, None])[:, None, None, None]
-
-            def step(i, q, k, v):
-                kv[2 * i][live, one.position], kv[2 * i + 1][live, one.position] = k, v
-                return self.attend(q[:, None], kv[2 * i][live, :top], kv[2 * i + 1][live, :top], mask)[:, 0]
-            h = self.hidden(one, step)
-            seen[live] += 1

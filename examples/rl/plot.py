@@ -29,7 +29,7 @@ def main():
         line(kl, "mismatch", lambda r: r["mismatch"]["kl"], label=name)
         line(mean, "mismatch_replay", lambda r: r["mismatch_replay"]["mean"], "--", label=name + ", routing replayed")
         line(kl, "mismatch_replay", lambda r: r["mismatch_replay"]["kl"], "--", label=name + ", routing replayed")
-    for axes, title in ((reward, "reward of the rollouts (temperature 1)"), (accuracy, "held-out problems right, %, greedy"),
+    for axes, title in ((reward, "reward of the rollouts"), (accuracy, "held-out problems right, %, greedy"),
                         (mean, "mean |log-probability difference|"), (kl, "KL(server || trainer), k3")):
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("step")

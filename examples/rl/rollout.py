@@ -46,10 +46,7 @@ class Client:
         return json.loads(data) if data else None
 
     def ids(self, texts):
-        """The ids of texts, read from the prompts' log-probabilities; leaves the prompts in the prefix cache."""
-        r = self.ask("POST", "/generate", {"text": texts, "return_logprob": True, "logprob_start_len": 0,
-                                           "sampling_params": {"max_new_tokens": 0}})
-        return [[t[1] for t in x["meta_info"]["input_token_logprobs"]] for x in r]
+        return self.ask("POST", "/tokenize", {"prompt": texts})["tokens"]
 
     def sample(self, prompts, n, most, seed, routes=False, temperature=1.0):
         """n Samples of each prompt, prompt by prompt; log-probabilities are those at this temperature."""

@@ -2,10 +2,10 @@
 
     python3 examples/rl/train.py --out /tmp/rl          # README.md says what comes out
 
-A step: the server samples `--group` answers to each of `--prompts` problems; a right
-answer earns 1; its advantage is the reward less the group's mean, over the group's deviation.  Groups
-that are all right or all wrong say nothing and are left out.  The objective is PPO's clipped one on the
-ratio of the trainer's probability to the one that the server reported, so that it also corrects for
+A step: the server samples `--group` answers to each of `--prompts` problems; a right answer earns 1; its
+advantage is the reward less the group's mean.  Groups that are all right or all wrong say nothing and are
+left out; problems of medium difficulty are asked again in a later step.  The objective is PPO's clipped one
+on the ratio of the trainer's probability to the one that the server reported, so that it also corrects for
 how the two differ.  After `--minibatches` optimizer steps the weights are written as BF16 and the server
 loads them in place, under the next weight version.
 
@@ -13,6 +13,7 @@ Mismatch is taken on the first minibatch, when both sides hold the same weights.
 """
 import argparse
 import copy
+import ctypes
 import json
 import os
 import random
@@ -24,6 +25,7 @@ import torch
 
 import problems
 from model import Model
+from muon import Muon
 from rollout import PROMPT, Client, Server, right
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -38,25 +40,26 @@ def options():
     p.add_argument("--quantization", help="of the rollouts, for the server that is started: nvfp4, mxfp8, ...")
     p.add_argument("--model", default=os.path.join(ROOT, "models/tiny-moe-early"))
     p.add_argument("--held-out", default=os.path.join(ROOT, "models/gsm-tiny.jsonl"))
-    p.add_argument("--steps", type=int, default=100)
+    p.add_argument("--steps", type=int, default=200)
+    p.add_argument("--seconds", type=float, help="start no step later than this, counted from the start")
     p.add_argument("--prompts", type=int, default=32, help="problems a step")
     p.add_argument("--group", type=int, default=8, help="answers to a problem")
-    p.add_argument("--minibatches", type=int, default=4, help="optimizer steps a step")
+    p.add_argument("--again", type=int, default=3, help="times that a problem of medium difficulty is asked again")
+    p.add_argument("--minibatches", type=int, default=2, help="optimizer steps a step")
     p.add_argument("--most", type=int, default=160, help="new tokens of an answer")
     p.add_argument("--temperature", type=float, default=0.8, help="of the answers, in both programs")
-    p.add_argument("--lr", type=float, default=6e-5)
-    p.add_argument("--beta2", type=float, default=0.95, help="Adam's, of the squared gradients")
+    p.add_argument("--lr", type=float, default=2.8e-4, help="Muon's; after the first 8 optimizer steps")
+    p.add_argument("--momentum", type=float, default=0.9, help="Muon's")
     p.add_argument("--frozen", nargs="*", default=["embed", "head", "gate"], metavar="NAME",
-                   help="parameters that stay")
-    p.add_argument("--warmup", type=int, default=8, help="optimizer steps until the learning rate is whole")
+                   help="matrices that stay; vectors do in any case")
     p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.28), help="below and above 1")
-    p.add_argument("--average", type=float, default=0.98, help="decay an optimizer step of the average that is evaluated")
+    p.add_argument("--average", type=float, default=0.96, help="decay an optimizer step of the average that is evaluated")
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--eval-every", type=int, default=20, help="steps; also before the first and after the last")
-    p.add_argument("--questions", type=int, default=1209, help="held-out questions of an evaluation")
-    p.add_argument("--target", type=float, help="stop after an evaluation that reaches this accuracy")
+    p.add_argument("--eval-every", type=int, default=25, help="steps; also before the first and after the last")
+    p.add_argument("--questions", type=int, nargs=2, default=(403, 1209), help="of an evaluation, and of the last one")
     p.add_argument("--replay", choices=("off", "report", "train"), default="off",
                    help="routing replay: report the mismatch with it too, or also train with it")
+    p.add_argument("--float32", action="store_true", help="no BF16 products, which PyTorch uses on CPUs with AMX")
     p.add_argument("--threads", type=int, default=2, help="of the trainer, and of the server that is started")
     return p.parse_args()
 
@@ -68,19 +71,29 @@ def held_out(path):
 
 
 class Stream:
-    """Problems without end, none of them in `exclude`, none twice."""
+    """Problems without end, none of them in `exclude`.  At most half of those taken are ones given back: those
+    that were answered right in more than a tenth and less than nine tenths of the attempts."""
 
-    def __init__(self, seed, exclude):
-        self.random, self.seen = random.Random(7_000_000 + seed), set(exclude)
+    def __init__(self, seed, exclude, again=0):
+        self.random, self.seen, self.again = random.Random(7_000_000 + seed), set(exclude), again
+        self.times, self.back = {}, []
 
     def take(self, n):
-        out = []
+        self.random.shuffle(self.back)
+        half = min(len(self.back), n // 2)
+        out, self.back = self.back[:half], self.back[half:]
         while len(out) < n:
             p = problems.problem(self.random)
             if p["question"] not in self.seen:
                 self.seen.add(p["question"])
                 out.append(p)
         return out
+
+    def give_back(self, p, rate):
+        times = self.times.get(p["question"], 0)
+        if 0.1 < rate < 0.9 and times < self.again:
+            self.times[p["question"]] = times + 1
+            self.back.append(p)
 
 
 def mismatch(trainer, server):
@@ -90,16 +103,18 @@ def mismatch(trainer, server):
 
 
 class Trainer:
+    """`model` holds what the server holds, BF16 values; Muon moves float32 copies of them, `exact`; `average` is
+    the mean of those over the optimizer's steps, the last ones counting most."""
+
     def __init__(self, o, client):
         self.o, self.client = o, client
         self.model = Model.load(o.model)
-        self.model.rounded = True
         for name, p in self.model.named_parameters():
-            p.requires_grad_(not any(word in name.split(".") for word in o.frozen))
-        learned = [p for p in self.model.parameters() if p.requires_grad]
-        self.adam = torch.optim.Adam(learned, lr=o.lr, betas=(0.9, o.beta2), eps=1e-7)
-        self.updates = 0
+            p.requires_grad_(p.dim() > 1 and not any(word in name.split(".") for word in o.frozen))
         self.average = copy.deepcopy(self.model)
+        self.learned, self.averaged = ([p for p in m.parameters() if p.requires_grad] for m in (self.model, self.average))
+        self.exact = [p.detach().clone() for p in self.learned]
+        self.muon, self.updates = Muon(self.exact, o.lr, o.momentum), 0
 
     def routes(self, samples):
         c = self.model.c
@@ -111,16 +126,17 @@ class Trainer:
         return self.model.logprobs([s.ids for s in samples], [len(s.prompt) for s in samples],
                                    self.routes(samples) if replay else None, temperature=self.o.temperature)
 
-    def minibatch(self, samples, advantages, report):
-        """One optimizer step, in parts of like lengths; fills the report if there is one."""
-        tokens = sum(len(s.logprobs) for s in samples)
-        order = sorted(range(len(samples)), key=lambda i: len(samples[i].ids))
+    def minibatch(self, groups, report):
+        """One optimizer step on groups of (answer, advantage), in parts of like lengths; fills the report if there
+        is one."""
+        tokens = sum(len(s.logprobs) for g in groups for s, _ in g)
+        groups = sorted(groups, key=lambda g: max(len(s.ids) for s, _ in g))
         both, plain = [], []
-        for part in (order[i:i + 64] for i in range(0, len(order), 64)):
-            some = [samples[i] for i in part]
+        for part in (groups[i:i + 4] for i in range(0, len(groups), 4)):
+            some = [s for g in part for s, _ in g]
+            adv = torch.cat([torch.full((len(s.logprobs),), a) for g in part for s, a in g])
             old = torch.tensor([x for s in some for x in s.logprobs])
             new = self.batch(some, self.o.replay == "train")
-            adv = torch.cat([torch.full((len(samples[i].logprobs),), advantages[i]) for i in part])
             ratio = (new - old).exp()
             low, high = self.o.clip
             gain = torch.minimum(ratio * adv, ratio.clamp(1 - low, 1 + high) * adv)
@@ -137,37 +153,39 @@ class Trainer:
             report["mismatch"] = mismatch(without, server)
             if with_replay is not None:
                 report["mismatch_replay"] = mismatch(with_replay, server)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.updates += 1
-        self.adam.param_groups[0]["lr"] = self.o.lr * min(1, self.updates / self.o.warmup)
-        self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for a, p in zip(self.average.parameters(), self.model.parameters()):
-                a.lerp_(p, 1 - self.o.average)
+        self.update()
 
-    def step(self, number, rows):
-        o, report = self.o, {"step": number}
+    @torch.no_grad()
+    def update(self):
+        self.updates += 1
+        self.muon.step([p.grad for p in self.learned], min(1, self.updates / 8))
+        for p, exact, average in zip(self.learned, self.exact, self.averaged):
+            p.copy_(exact.bfloat16())
+            p.grad = None
+            average.lerp_(exact, 1 - self.o.average)
+
+    def step(self, number, stream):
+        o, report, start = self.o, {"step": number}, time.time()
+        rows = stream.take(o.prompts)
         prompts = self.client.ids([PROMPT.format(p["question"]) for p in rows])
-        groups = self.client.sample(prompts, o.group, o.most, o.seed * 100000 + number, o.replay != "off",
-                                    o.temperature)
-        samples, advantages, rewards = [], [], []
-        for group, p in zip(groups, rows):
+        answers = self.client.sample(prompts, o.group, o.most, o.seed * 100000 + number, o.replay != "off",
+                                     o.temperature)
+        sampled, groups, rewards = time.time(), [], []
+        for group, p in zip(answers, rows):
             if any(s.version != str(number) for s in group):
                 raise RuntimeError(f"an answer of weight version {group[0].version} in step {number}")
-            r = torch.tensor([float(s.finish == "stop" and right(s.text, p["answer"])) for s in group])
-            rewards.append(r.mean().item())
-            if r.std() > 0:
-                samples += group
-                advantages += ((r - r.mean()) / (r.std() + 1e-4)).tolist()
-        report.update(reward=sum(rewards) / len(rewards), used=len(samples),
-                      tokens=sum(len(s.logprobs) for g in groups for s in g))
-        order = list(range(len(samples)))
-        random.Random(number).shuffle(order)
-        size = -(-len(order) // o.minibatches)
-        for i in range(0, len(order), max(size, 1)):
-            part = order[i:i + size]
-            self.minibatch([samples[j] for j in part], [advantages[j] for j in part], report if i == 0 else None)
+            r = [float(s.finish == "stop" and right(s.text, p["answer"])) for s in group]
+            mean = sum(r) / len(r)
+            rewards.append(mean)
+            stream.give_back(p, mean)
+            if 0 < mean < 1:
+                groups.append([(s, x - mean) for s, x in zip(group, r)])
+        size = max(1, -(-len(groups) // o.minibatches))
+        for i in range(0, len(groups), size):
+            self.minibatch(groups[i:i + size], report if i == 0 else None)
+        report.update(reward=sum(rewards) / len(rewards), used=sum(len(g) for g in groups),
+                      tokens=sum(len(s.logprobs) for g in answers for s in g),
+                      sample_s=sampled - start, train_s=time.time() - sampled)
         return report
 
     def publish(self, version):
@@ -179,23 +197,21 @@ class Trainer:
             shutil.rmtree(before)
         return {"stage_s": r.get("stage_s"), "swap_s": r.get("swap_s")}
 
-
     def evaluate(self, number, rows):
-        """Greedy accuracy of the averaged weights, and of the last ones, which are served again afterwards."""
-        report = {"step": number, "questions": len(rows), "accuracy_last": self.client.accuracy(rows)}
+        """Greedy accuracy of the averaged weights; afterwards the last ones are served again."""
         folder = os.path.join(self.o.out, "average")
         self.average.save(folder, like=self.o.model)
         self.client.update(folder, f"{number}-average")
-        report["accuracy"] = self.client.accuracy(rows)
+        report = {"step": number, "questions": len(rows), "accuracy": self.client.accuracy(rows)}
         self.client.update(os.path.join(self.o.out, f"step-{number}") if number else self.o.model, str(number))
         return report
 
 
-def run(o, client):
+def run(o, client, start):
     rows = held_out(o.held_out)
-    stream = Stream(o.seed, [p["question"] for p in rows])
+    stream = Stream(o.seed, [p["question"] for p in rows], o.again)
     trainer = Trainer(o, client)
-    log, start = open(os.path.join(o.out, "log.jsonl"), "w"), time.time()
+    log = open(os.path.join(o.out, "log.jsonl"), "w")
 
     def say(report):
         report["wall"], report["cpu_trainer"] = time.time() - start, sum(os.times()[:2])
@@ -207,30 +223,40 @@ def run(o, client):
 
     client.update(o.model, "0")
     for number in range(o.steps + 1):
-        if number % o.eval_every == 0 or number == o.steps:
-            report = trainer.evaluate(number, rows[:o.questions])
-            say(report)
-            if number == o.steps or o.target and report["accuracy"] >= o.target:
-                break
-        report = trainer.step(number, stream.take(o.prompts))
+        last = number == o.steps or o.seconds is not None and time.time() - start > o.seconds
+        if last or number % o.eval_every == 0:
+            say(trainer.evaluate(number, rows[:o.questions[last]]))
+        if last:
+            break
+        report = trainer.step(number, stream)
         report.update(trainer.publish(number + 1))
         say(report)
 
 
+def keep_memory():
+    """glibc returns large blocks to the system, which has to clear their pages again for the next tensor: keep them."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+
+
 def main():
-    o = options()
+    o, start = options(), time.time()
     os.makedirs(o.out, exist_ok=True)
     torch.manual_seed(o.seed)
     torch.set_num_threads(o.threads)
+    if not o.float32 and hasattr(torch, "set_float32_matmul_precision"):
+        torch.set_float32_matmul_precision("medium")
+    keep_memory()
     if o.url:
-        return run(o, Client(o.url))
+        return run(o, Client(o.url), start)
     flags = ["--threads", str(o.threads)] + (["--quantization", o.quantization] if o.quantization else [])
     if o.replay != "off":
         flags.append("--enable-return-routed-experts")
     with open(os.path.join(o.out, "server.log"), "w") as log:
         server = Server(o.moult, o.model, *flags, log=log)
         try:
-            run(o, server)
+            run(o, server, start)
         finally:
             server.stop()
 

@@ -104,6 +104,7 @@ static struct server_options server_from(const struct serve_args *a, const struc
         .stream_interval = (int)a->stream_interval,
         .preferred_sampling = a->preferred,
         .max_body_bytes = (size_t)a->max_body,
+        .keep_alive_s = (int)a->keep_alive_s,
         .max_weight_body = (uint64_t)a->max_weight_body,
         .max_running = (int)a->max_running,
         .cache_report = a->cache_report,

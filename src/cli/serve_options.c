@@ -62,6 +62,8 @@ static const struct opt serve_opts[] = {
      "largest request body; beyond: 413", NULL},
     {"max-weight-body", NULL, OPT_HONOURED, OPT_INT, AT(max_weight_body), "4294967296", 1024, 1LL << 44, NULL,
      "most bytes of tensors in one call of /update_weights_from_tensor; beyond: 413", NULL},
+    {"timeout-keep-alive", NULL, OPT_HONOURED, OPT_INT, AT(keep_alive_s), "75", 0, 86400, NULL,
+     "seconds without a byte until a connection is closed on which no request is at work; 0: never", NULL},
     NO("random-seed", NULL, "each request draws its own seed; send sampling_seed to fix it", NULL),
     {"incremental-streaming-output", NULL, OPT_HONOURED, OPT_FLAG, AT(incremental), NULL, 0, 0, NULL,
      "/generate streams what is new instead of everything so far", NULL},

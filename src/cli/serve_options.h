@@ -13,7 +13,7 @@ struct serve_args {
     int64_t port, context_length, max_running, max_queued, max_total_tokens, chunk, page_size;
     const char *preferred;
     int64_t stream_interval;
-    int64_t max_body, max_weight_body, threads, retract_every, loader_threads;
+    int64_t max_body, max_weight_body, keep_alive_s, threads, retract_every, loader_threads;
     double mem_fraction, watchdog_s, drain_s, update_drain_s;
     const char *update_in_flight;
     bool ready_after_update;

@@ -69,6 +69,7 @@ struct updates {
     struct update_progress progress;
     struct update_record now, done[UPDATE_RECORDS]; /* a ring */
     uint64_t n_done;
+    struct update_totals totals;
     /* the call's: what is staged, where it came from and how closely it was looked at */
     struct update *staged;
     struct update_result result;

@@ -35,6 +35,7 @@
 #define ENGINE_UPDATES_H
 
 #include "base/digest.h"
+#include "base/histogram.h"
 #include "engine/engine.h"
 
 #define UPDATE_RECORDS 32
@@ -54,12 +55,22 @@ struct update_record {
     char source[1024]; /* as the caller gave it */
     char version[WEIGHT_VERSION_MAX + 1]; /* "": unchanged */
     char caller[64];
-    char outcome[16]; /* committed, discarded, replaced, cancelled, failed, ruined; "" while open */
+    char outcome[16]; /* one of update_outcomes; "" while open */
     char error[512];
     char checksum[DIGEST_HEX]; /* update_checksum; "" before it is staged */
     uint64_t bytes, epoch;
     double stage_s, drain_s, swap_s;
     int64_t ended; /* seconds since 1970 */
+};
+
+/* Of all updates that ended.  Any thread may read it at any time. */
+#define UPDATE_OUTCOMES 6
+extern const char *const update_outcomes[UPDATE_OUTCOMES]; /* committed, discarded, replaced, cancelled, failed, ruined */
+struct update_totals {
+    _Atomic uint64_t ended[UPDATE_OUTCOMES];
+    struct histogram stage;       /* of those that were staged */
+    struct histogram drain, swap; /* of those that were committed */
+    struct histogram whole[2];    /* the same, all three together: from tensors, from a folder */
 };
 
 struct update_status {
@@ -80,5 +91,6 @@ err_t engine_commit(struct engine *e, const char *model, const struct update_opt
 err_t engine_discard(struct engine *e, struct err *err) MUST_USE;
 void engine_cancel(struct engine *e); /* staging, if there is any */
 void engine_update_status(struct engine *e, struct update_status *out);
+const struct update_totals *engine_update_totals(const struct engine *e);
 
 #endif

@@ -54,6 +54,24 @@ void record_committed(struct engine *e, const struct update_result *res,
     pthread_mutex_unlock(&e->lock);
 }
 
+const char *const update_outcomes[UPDATE_OUTCOMES] = {"committed", "discarded", "replaced", "cancelled", "failed", "ruined"};
+
+static void count(struct update_totals *t, const struct update_record *r, bool folder)
+{
+    for (size_t i = 0; i < UPDATE_OUTCOMES; i++)
+        if (strcmp(r->outcome, update_outcomes[i]) == 0) atomic_fetch_add(&t->ended[i], 1);
+    if (r->checksum[0]) histogram_add(&t->stage, r->stage_s, 1);
+    if (strcmp(r->outcome, "committed") != 0) return;
+    histogram_add(&t->drain, r->drain_s, 1);
+    histogram_add(&t->swap, r->swap_s, 1);
+    histogram_add(&t->whole[folder], r->stage_s + r->drain_s + r->swap_s, 1);
+}
+
+const struct update_totals *engine_update_totals(const struct engine *e)
+{
+    return &e->updates.totals;
+}
+
 /* One line: who changed the weights to what, when, and how it went. */
 static void audit(const struct update_record *r)
 {
@@ -77,6 +95,7 @@ void record_end(struct engine *e, const char *outcome, const char *error)
     us->done[us->n_done++ % UPDATE_RECORDS] = us->now;
     struct update_record r = us->now;
     us->now = (struct update_record){0};
+    count(&us->totals, &r, us->path);
     pthread_mutex_unlock(&e->lock);
     audit(&r);
 }

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/expert_load.h"
+#include "engine/updates.h"
 #include "server/info.h"
 #include "server/internal.h"
 #include <stdio.h>
@@ -129,7 +130,7 @@ void api_metrics(struct xchg *x, const json_t *body)
     (void)body;
     engine_stat(x->s->engine, &st);
     x->type = "text/plain; version=0.0.4; charset=utf-8";
-    metrics_put(&x->out, &x->s->metrics, &st, o->metrics_prefix ? o->metrics_prefix : "moult_",
+    metrics_put(&x->out, &x->s->metrics, &st, engine_update_totals(x->s->engine), o->metrics_prefix ? o->metrics_prefix : "moult_",
                 o->served_model_name ? o->served_model_name : o->model_path);
 }
 

@@ -1,5 +1,6 @@
 /* api_models.c - /v1/models. */
 #include "server/internal.h"
+#include <stdio.h>
 #include <string.h>
 
 static const char *model_name(const struct server_options *o)
@@ -32,11 +33,9 @@ void api_model(struct xchg *x, const json_t *b)
     (void)b;
     if (!strcmp(asked, id)) {
         put_model(x, id);
-    } else {
-        x->status = 404;
-        buf_puts(&x->out, "{\"error\":{\"message\":\"The model '");
-        put_chars(&x->out, asked, strlen(asked));
-        buf_puts(&x->out, "' does not exist\",\"type\":\"invalid_request_error\",\"param\":\"model\","
-                 "\"code\":\"model_not_found\"}}");
+        return;
     }
+    char message[sizeof x->path + 64];
+    snprintf(message, sizeof message, "The model '%s' does not exist", asked);
+    reply_failure(x, ERROR_MODEL, 404, message);
 }

@@ -42,7 +42,7 @@ void body_begin(struct xchg *x, const char *method)
     const char *length = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "Content-Length");
     unsigned long long n = length ? strtoull(length, NULL, 10) : 0; /* the daemon has checked it */
     x->is_bytes = true;
-    x->discard = !xchg_authorised(x) || !s->ready || s->stopping || s->draining;
+    x->discard = !access_allowed(x) || !s->ready || s->stopping || s->draining;
     x->too_big = n > s->o.max_weight_body;
     if (n && !x->discard && !x->too_big) x->no_memory = !reserve(x, (size_t)n);
 }

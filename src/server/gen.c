@@ -171,7 +171,7 @@ void gen_pull(struct xchg *x)
             pthread_mutex_lock(&sl->r->lock);
             if (sl->r->done && sl->r->finish == FINISH_ABORT && sl->r->finish_status) {
                 buf_puts(&x->out, "data: ");
-                put_error(&x->out, sl->r->finish_status, sl->r->finish_message);
+                error_put(&x->out, ERROR_FRAME, sl->r->finish_status, sl->r->finish_message);
                 buf_puts(&x->out, "\n\n");
                 sl->finished = true;
             } else if (frame_due(sl)) {

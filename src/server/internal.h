@@ -26,6 +26,9 @@ struct grammar;
 struct grammar_spec;
 struct token_trie;
 enum { M_GET = 1, M_POST = 2, M_PUT = 4 };
+/* Who may call: anybody; who has api_key; who has admin_key, if there is one, and such calls name paths below the roots
+ * alone.  A row of the table of routes that says nothing does not compile. */
+enum who { FOR_ALL, FOR_USERS, FOR_CONTROL };
 enum where { RUN_INLINE, RUN_WORKER, RUN_THREAD }; /* THREAD: may block for long */
 
 enum route_flags {
@@ -33,13 +36,13 @@ enum route_flags {
     ROUTE_OPENAI = 2,  /* Content-Type is checked */
     ROUTE_LATER = 4,   /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
     ROUTE_GENERATES = 8, /* refused while --ready-after-update waits */
-    ROUTE_ADMIN = 16,  /* changes the server: guarded by admin_key, its paths by roots */
-    ROUTE_BYTES = 32   /* the body may be bytes that are no JSON, up to max_weight_body: body.c */
+    ROUTE_BYTES = 16   /* the body may be bytes that are no JSON, up to max_weight_body: body.c */
 };
 
 struct route {
     const char *path; /* one that ends with / (but the root) stands for all longer ones */
     int methods;
+    enum who who;
     enum where where;
     int flags; /* enum route_flags */
     void (*handle)(struct xchg *x, const json_t *body);
@@ -153,6 +156,7 @@ struct server {
     struct watch watch;
     pthread_t thread; /* the daemon's */
     int wake_fd, port;
+    unsigned max_connections;
     json_t *preferred; /* options' preferred_sampling; NULL: none */
     struct MHD_Daemon *daemon;
     struct metrics metrics;
@@ -166,15 +170,33 @@ struct server {
 void put_str(struct buf *b, const char *s, size_t n);   /* quoted JSON */
 void put_chars(struct buf *b, const char *s, size_t n); /* the same without the quotes */
 void put_real(struct buf *b, double d);               /* never NaN or inf */
-void reply_error(struct xchg *x, int status, const char *message);
-void reply_err(struct xchg *x, const struct err *e);
 void reply_text(struct xchg *x, int status, const char *type, const char *text);
 void put_spans(struct buf *b, const struct request *r); /* [[version, tokens], ...] */
-void put_error(struct buf *b, int status, const char *message);
 void put_id(char *out, size_t n, const char *prefix);
 
-/* http.c */
-bool xchg_authorised(const struct xchg *x);
+/* error.c: how a failure is told */
+enum error_form {
+    ERROR_REPLY, /* the whole reply */
+    ERROR_FRAME, /* what a stream says of one of its requests */
+    ERROR_KEY,   /* a key is missing or wrong */
+    ERROR_MODEL  /* 404: no such model */
+};
+void error_put(struct buf *b, enum error_form form, int status, const char *message);
+/* They drop what the reply had so far. */
+void reply_failure(struct xchg *x, enum error_form form, int status, const char *message);
+void reply_error(struct xchg *x, int status, const char *message); /* ERROR_REPLY */
+void reply_err(struct xchg *x, const struct err *e);               /* the same, by the code's status */
+
+/* access.c */
+bool access_allowed(const struct xchg *x); /* it has the key that its route takes */
+bool access_refuse(struct xchg *x, const char *method); /* replied */
+/* http.c: the daemon and its thread */
+err_t http_start(struct server *s, struct err *e) MUST_USE;
+void daemon_wake(struct server *s);
+
+/* xchg.c */
+struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const char *url); /* NULL: no memory */
+void xchg_wake(struct xchg *x); /* x->m is held: its connection goes on */
 void xchg_unref(struct xchg *x);
 void xchg_left(struct xchg *x);                  /* its client has */
 void xchg_ready(struct xchg *x);                 /* the reply is complete: send it */

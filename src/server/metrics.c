@@ -39,10 +39,12 @@ static const struct row rows[] = {
     {"num_steps_total", "Steps of the engine.", COUNTER, I64, ST(steps), 1},
 };
 
-static const struct {
+struct times {
     const char *name, *help;
-    size_t at; /* in struct metrics */
-} histograms[] = {
+    size_t at; /* in the struct that the table is of */
+};
+
+static const struct times request_times[] = {
     {"time_to_first_token_seconds", "From arrival to the first output token.", offsetof(struct metrics, first_token)},
     {"inter_token_latency_seconds", "Mean gap between a request's output tokens, counted once for each gap.",
      offsetof(struct metrics, inter_token)},
@@ -50,27 +52,24 @@ static const struct {
     {"queue_time_seconds", "From arrival to admission.", offsetof(struct metrics, queue)},
 };
 
-/* Seconds: 1-2-5 a decade from a millisecond on, where tokens and requests of all sizes fall. */
-static const double bounds[METRICS_BUCKETS] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1,
-                                               2,     5,     10,    20,   50,   100,  200, 500, 1000, 2000};
+static const struct times update_times[] = {
+    {"weight_update_stage_seconds", "From an update's beginning until it was staged.", offsetof(struct update_totals, stage)},
+    {"weight_update_drain_seconds", "What a commit waited for running requests.", offsetof(struct update_totals, drain)},
+    {"weight_update_swap_seconds", "What a commit stopped serving for.", offsetof(struct update_totals, swap)},
+};
 
-static void observe(struct histogram *h, double seconds, uint64_t times)
-{
-    size_t i = 0;
-    if (!(seconds >= 0)) seconds = 0;
-    while (i < METRICS_BUCKETS && seconds > bounds[i]) i++;
-    atomic_fetch_add(&h->count[i], times);
-    atomic_fetch_add(&h->sum_ns, (uint64_t)(seconds * 1e9) * times);
-}
+/* SGLang's name, by where the weights came from. */
+static const char load[] = "weight_load_duration_seconds";
+static const char *const sources[] = {",source=\"tensor\"", ",source=\"disk\""};
 
 void metrics_finished(struct metrics *m, const struct request *r)
 {
-    observe(&m->whole, (double)(r->t_end - r->t_submit) * 1e-9, 1);
-    if (r->t_admit) observe(&m->queue, (double)(r->t_admit - r->t_submit) * 1e-9, 1);
+    histogram_add(&m->whole, (double)(r->t_end - r->t_submit) * 1e-9, 1);
+    if (r->t_admit) histogram_add(&m->queue, (double)(r->t_admit - r->t_submit) * 1e-9, 1);
     if (!r->t_first) return;
-    observe(&m->first_token, (double)(r->t_first - r->t_submit) * 1e-9, 1);
+    histogram_add(&m->first_token, (double)(r->t_first - r->t_submit) * 1e-9, 1);
     if (r->n_output > 1)
-        observe(&m->inter_token, (double)(r->t_end - r->t_first) * 1e-9 / (r->n_output - 1),
+        histogram_add(&m->inter_token, (double)(r->t_end - r->t_first) * 1e-9 / (r->n_output - 1),
                 (uint64_t)(r->n_output - 1));
 }
 
@@ -109,20 +108,45 @@ static double value(const struct row *r, const struct engine_stats *st)
     return 0;
 }
 
+/* labels: besides the model's, "" or ,name="value" ... */
 static void put_histogram(struct buf *b, const struct histogram *h, const char *prefix, const char *name,
-                          const char *model)
+                          const char *model, const char *labels)
 {
     uint64_t sum = 0;
-    for (size_t i = 0; i <= METRICS_BUCKETS; i++) {
+    for (size_t i = 0; i <= HISTOGRAM_BOUNDS; i++) {
         sum += atomic_load(&h->count[i]);
         put_name(b, prefix, name, "_bucket", model);
-        if (i < METRICS_BUCKETS) buf_printf(b, ",le=\"%g\"} %llu\n", bounds[i], (unsigned long long)sum);
-        else buf_printf(b, ",le=\"+Inf\"} %llu\n", (unsigned long long)sum);
+        if (i < HISTOGRAM_BOUNDS) buf_printf(b, "%s,le=\"%g\"} %llu\n", labels, histogram_bound(i), (unsigned long long)sum);
+        else buf_printf(b, "%s,le=\"+Inf\"} %llu\n", labels, (unsigned long long)sum);
     }
     put_name(b, prefix, name, "_sum", model);
-    buf_printf(b, "} %.9g\n", (double)atomic_load(&h->sum_ns) * 1e-9);
+    buf_printf(b, "%s} %.9g\n", labels, (double)atomic_load(&h->sum_ns) * 1e-9);
     put_name(b, prefix, name, "_count", model);
-    buf_printf(b, "} %llu\n", (unsigned long long)sum);
+    buf_printf(b, "%s} %llu\n", labels, (unsigned long long)sum);
+}
+
+/* The histograms that a table names of a struct. */
+static void put_times(struct buf *b, const struct times *rows_of, size_t n, const void *of, const char *prefix,
+                      const char *model)
+{
+    for (size_t i = 0; i < n; i++) {
+        put_head(b, prefix, rows_of[i].name, rows_of[i].help, "histogram");
+        put_histogram(b, (const struct histogram *)(const void *)((const char *)of + rows_of[i].at), prefix,
+                      rows_of[i].name, model, "");
+    }
+}
+
+static void put_updates(struct buf *b, const struct update_totals *t, const char *prefix, const char *model)
+{
+    static const char ended[] = "weight_updates_ended_total";
+    put_head(b, prefix, ended, "Updates that ended, by how.", "counter");
+    for (size_t i = 0; i < UPDATE_OUTCOMES; i++) {
+        put_name(b, prefix, ended, "", model);
+        buf_printf(b, ",outcome=\"%s\"} %llu\n", update_outcomes[i], (unsigned long long)atomic_load(&t->ended[i]));
+    }
+    put_times(b, update_times, sizeof update_times / sizeof update_times[0], t, prefix, model);
+    put_head(b, prefix, load, "Stage, drain and swap of an update that was committed.", "histogram");
+    for (size_t i = 0; i < 2; i++) put_histogram(b, &t->whole[i], prefix, load, model, sources[i]);
 }
 
 static void put_value(struct buf *b, const char *prefix, const char *name, const char *help, enum type type, double v,
@@ -133,20 +157,18 @@ static void put_value(struct buf *b, const char *prefix, const char *name, const
     buf_printf(b, "} %.15g\n", v);
 }
 
-void metrics_put(struct buf *out, const struct metrics *m, const struct engine_stats *st, const char *prefix,
-                 const char *model)
+void metrics_put(struct buf *out, const struct metrics *m, const struct engine_stats *st,
+                 const struct update_totals *updates, const char *prefix, const char *model)
 {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         put_value(out, prefix, rows[i].name, rows[i].help, rows[i].type, value(&rows[i], st), model);
     int32_t used = st->pages_total - st->pages_free - st->pages_cached;
+    put_value(out, prefix, "page_size", "Tokens of a KV page.", GAUGE, KV_PAGE, model);
     put_value(out, prefix, "num_used_tokens", "Tokens of KV that requests hold.", GAUGE, (double)used * KV_PAGE, model);
     put_value(out, prefix, "token_usage", "Part of the KV pool that requests hold.", GAUGE,
               st->pages_total ? (double)used / st->pages_total : 0, model);
     put_value(out, prefix, "cache_hit_rate", "Part of all prompt tokens that the prefix cache had.", GAUGE,
               st->prompt_tokens ? (double)st->cached_tokens / (double)st->prompt_tokens : 0, model);
-    for (size_t i = 0; i < sizeof histograms / sizeof histograms[0]; i++) {
-        put_head(out, prefix, histograms[i].name, histograms[i].help, "histogram");
-        put_histogram(out, (const struct histogram *)(const void *)((const char *)m + histograms[i].at), prefix,
-                      histograms[i].name, model);
-    }
+    put_times(out, request_times, sizeof request_times / sizeof request_times[0], m, prefix, model);
+    put_updates(out, updates, prefix, model);
 }

@@ -2,7 +2,7 @@
  * metrics.h - GET /metrics: counters, gauges and histograms in Prometheus' text format 0.0.4.
  *
  *     metrics_finished(&s->metrics, r);       // once for every request that ended, any thread
- *     metrics_put(&out, &s->metrics, &stats, "moult_", "my-model");
+ *     metrics_put(&out, &s->metrics, &stats, engine_update_totals(e), "moult_", "my-model");
  *
  * One name a row, in metrics.c's tables: numbers that the engine publishes (struct engine_stats) and
  * histograms that are counted here.  A prefix "sglang:" gives the names of SGLang's dashboards, which
@@ -12,14 +12,8 @@
 #ifndef SERVER_METRICS_H
 #define SERVER_METRICS_H
 
-#include "engine/engine.h"
-
-#define METRICS_BUCKETS 20
-
-struct histogram {
-    _Atomic uint64_t count[METRICS_BUCKETS + 1]; /* not cumulative; the last one is above all bounds */
-    _Atomic uint64_t sum_ns;
-};
+#include "base/histogram.h"
+#include "engine/updates.h"
 
 struct metrics {
     struct histogram first_token, inter_token, whole, queue;
@@ -28,7 +22,7 @@ struct metrics {
 /* r is done.  A request that never ran counts in `whole` alone. */
 void metrics_finished(struct metrics *m, const struct request *r);
 /* model: the value of the label model_name, any text. */
-void metrics_put(struct buf *out, const struct metrics *m, const struct engine_stats *st, const char *prefix,
-                 const char *model);
+void metrics_put(struct buf *out, const struct metrics *m, const struct engine_stats *st,
+                 const struct update_totals *updates, const char *prefix, const char *model);
 
 #endif

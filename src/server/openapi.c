@@ -126,7 +126,7 @@ static void put_fields(struct buf *b, const char *fields)
 
 static void put_operation(struct buf *b, const struct route *r, const struct doc *d, bool body)
 {
-    bool admin = r->flags & ROUTE_ADMIN;
+    bool admin = r->who == FOR_CONTROL;
     buf_puts(b, "{\"summary\":");
     put_str(b, d ? d->about : "", d ? strlen(d->about) : 0);
     buf_printf(b, ",\"tags\":[\"%s\"]", admin ? "control" : r->flags & ROUTE_LATER ? "generate" : "information");

@@ -32,8 +32,6 @@ void put_real(struct buf *b, double d)
     else buf_puts(b, isnan(d) ? "null" : d < 0 ? "-3e38" : "3e38");
 }
 
-/* The three shapes that SGLang has, in one: {"error":{"message"}} of its own routes, the flat one of OpenAI's, and
- * what a stream says (`retryable`); each client finds what it looks for. */
 void put_spans(struct buf *b, const struct request *r)
 {
     buf_putc(b, '[');
@@ -44,33 +42,6 @@ void put_spans(struct buf *b, const struct request *r)
         buf_printf(b, ",%d]", v->n);
     }
     buf_putc(b, ']');
-}
-
-void put_error(struct buf *b, int status, const char *message)
-{
-    const char *type = status == 401 ? "Unauthorized" : status < 500 ? "BadRequestError"
-                       : status == 503 ? "ServiceUnavailableError" : "InternalServerError";
-    buf_puts(b, "{\"object\":\"error\",\"message\":");
-    put_str(b, message, strlen(message));
-    buf_printf(b, ",\"type\":\"%s\",\"param\":null,\"code\":%d,\"error\":{\"message\":", type, status);
-    put_str(b, message, strlen(message));
-    buf_printf(b, ",\"type\":\"%s\",\"param\":null,\"code\":%d,\"retryable\":%s}}", type, status,
-               status == 503 ? "true" : "false");
-}
-
-void reply_error(struct xchg *x, int status, const char *message)
-{
-    buf_clear(&x->out);
-    x->out_at = 0;
-    x->stream = false;
-    x->status = status;
-    x->type = "application/json";
-    put_error(&x->out, status, message);
-}
-
-void reply_err(struct xchg *x, const struct err *e)
-{
-    reply_error(x, err_http(e->code), e->msg);
 }
 
 void reply_text(struct xchg *x, int status, const char *type, const char *text)

@@ -37,6 +37,7 @@ struct server_options {
     bool add_bos;
     int32_t context_len;
     size_t max_body_bytes;      /* 0: 64 MiB */
+    int keep_alive_s;           /* without a byte, and no request at work: a connection is closed; 0: never */
     uint64_t max_weight_body;   /* of /update_weights_from_tensor; 0: 4 GiB */
     const char *api_key;        /* NULL: none asked */
     const char *preferred_sampling; /* JSON object under each sampling_params of /generate; NULL: none */

@@ -27,7 +27,7 @@ void xchg_run(struct xchg *x)
         }
     }
     const struct server_options *o = &x->s->o;
-    if ((x->route->flags & ROUTE_ADMIN) &&
+    if (x->route->who == FOR_CONTROL &&
         (roots_check(o->roots, o->n_roots, body, &e) || roots_check(o->roots, o->n_roots, x->query, &e))) {
         reply_err(x, &e);
         json_decref(body);

@@ -47,8 +47,10 @@ static inline void matrix_fill(struct test_matrix *m, data_kind_t kind, uint64_t
         float v = 0.001f + fabsf(noise_f32(seed)) * 0.02f;
         if (f->scale == SCALE_E4M3) m->scale[i] = (uint8_t)(noise_u32(seed) % 0x7f);
         if (f->scale == SCALE_E8M0)
-            m->scale[i] = (uint8_t)(kind == DATA_WIDE ? 10 + noise_u32(seed) % 200
-                                                      : 117 + noise_u32(seed) % 12);
+            m->scale[i] = /* CANCEL: of small weights (weight.cuh) alone */
+                (uint8_t)(kind == DATA_WIDE
+                              ? 10 + noise_u32(seed) % 200
+                              : 117 + noise_u32(seed) % (kind == DATA_CANCEL ? 11 : 12));
         if (f->scale == SCALE_F32) memcpy(m->scale + i * 4, &v, 4);
     }
 }

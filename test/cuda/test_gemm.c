@@ -25,6 +25,7 @@ struct setup {
     float *base; /* ADD: what was there; else poison */
     devptr_t dx, dsrc, dfirst, dw, dup, dout;
     size_t out_bytes;
+    bool prefetch; /* weights may be read before the kernel before has ended */
 };
 
 static bool grouped(const struct problem *p)
@@ -131,7 +132,8 @@ static void *run(struct setup *s, int size)
                           .n = (int32_t)s->p.n,
                           .n_groups = s->p.n_groups,
                           .n_rows = s->rows,
-                          .out_kind = (int32_t)s->p.kind};
+                          .out_kind = (int32_t)s->p.kind,
+                          .prefetch = s->prefetch};
     for (int g = 0; s->p.parts && g < s->p.n_groups; g++)
         a.part[g + 1] = a.part[g] + s->p.parts[g];
     if (size >= 0 && !gemm_takes(&gemm, s->p.format, &a, size)) return NULL;
@@ -207,7 +209,9 @@ static void check(struct problem p)
     struct setup s = setup_new(p);
     void *chosen = run(&s, -1);
     compare(&s, chosen);
-    for (int size = 0; size < GEMM_KERNELS_MAX; size++) {
+    for (int i = 0; i < 2 * GEMM_KERNELS_MAX; i++) {
+        int size = i / 2;
+        s.prefetch = i % 2;
         void *other = run(&s, size);
         if (!other) continue;
         if (memcmp(chosen, other, s.out_bytes) != 0) {
@@ -255,13 +259,13 @@ static void long_k(void **state)
 static void segments(void **state)
 {
     (void)state;
-    static const int32_t rows[] = {5, 70};
+    static const int32_t rows[] = {5, 70, 1, 4};
     for (int f = 0; f < FORMAT_COUNT; f++)
-        for (size_t r = 0; r < 2; r++) {
+        for (size_t r = 0; r < 4; r++) {
             struct problem p = {.format = (format_t)f, .n = 264, .k = 4168, .n_groups = 1};
             assert_true(gemm_segment(264, 4168) < 4168);
             p.sizes = &rows[r];
-            p.kind = r ? GEMM_F32 : GEMM_BF16;
+            p.kind = r % 2 ? GEMM_F32 : GEMM_BF16;
             check(p);
         }
 }

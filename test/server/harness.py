@@ -18,13 +18,13 @@ def free_port():
 
 
 class Server:
-    def __init__(self, model=FINAL, *flags, wait=True):
+    def __init__(self, model=FINAL, *flags, wait=True, before=None):
         self.port = free_port()
         self.log = open(f"build/log/server-{self.port}", "w+")
         self.t0 = time.time()
         self.proc = subprocess.Popen(
             [MOULT, "serve", "--model-path", model, "--port", str(self.port), *flags],
-            stdout=self.log, stderr=subprocess.STDOUT)
+            stdout=self.log, stderr=subprocess.STDOUT, preexec_fn=before)
         if wait:
             self.wait_ready()
 

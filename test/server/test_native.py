@@ -139,6 +139,10 @@ def test_lists_of_a_batch():
         status, r = s.post("/generate", {"input_ids": [5000]})
         assert (r["error"]["message"], r["object"], r["code"], r["param"]) == (r["message"], "error", 400, None)
         assert r["error"]["code"] == 400 and r["error"]["retryable"] is False
+        assert (r["type"], r["error"]["type"], r["error"]["param"]) == ("BadRequestError", "invalid_request_error", "input_ids[0]"), r
+        assert s.get("/none")[1]["type"] == "NotFoundError" and s.get("/none")[1]["error"]["param"] is None
+        frame = s.stream("/generate", {"input_ids": IDS, "sampling_params": {"regex": "[ab]{3}", "min_new_tokens": 9}})[-1]
+        assert set(frame) == {"error"} and frame["error"]["type"] == "invalid_request_error" and frame["error"]["code"] == 400, frame
 
 
 def test_logprobs_of_given_ids():

@@ -74,15 +74,30 @@ def test_metrics_count_what_happened():
             rising = [x for (m, _), x in v.items() if m == h + "_bucket"]
             assert rising == sorted(rising)
         assert 0 < v["moult_time_to_first_token_seconds_sum", label] <= v["moult_e2e_request_latency_seconds_sum", label]
-        assert s.post("/update_weights_from_disk", {"model_path": FINAL})[0] == 200
-        assert scrape(s)[1]["moult_weight_epoch", label] == 2
+        r = s.post("/update_weights_from_disk", {"model_path": FINAL})[1]
+        assert s.post("/update_weights_from_disk", {"model_path": "/nowhere"})[0] == 400
+        assert s.post("/stage_weights_from_disk", {"model_path": EARLY})[0] == 200
+        assert s.post("/discard_staged_weights", {})[0] == 200
+        types, v = scrape(s)
+        assert v["moult_weight_epoch", label] == 2
+        ended = {o: v["moult_weight_updates_ended_total", f'{label},outcome="{o}"']
+                 for o in ("committed", "discarded", "replaced", "cancelled", "failed", "ruined")}
+        assert ended == {"committed": 1, "discarded": 1, "failed": 1, "replaced": 0, "cancelled": 0, "ruined": 0}, ended
+        for part, n in (("stage", 2), ("drain", 1), ("swap", 1)):
+            h = f"moult_weight_update_{part}_seconds"
+            assert types[h] == "histogram" and v[h + "_count", label] == n, (h, v[h + "_count", label])
+            assert v[h + "_sum", label] >= r[part + "_s"] * 0.99 - 1e-6, (h, r)
+        load = "moult_weight_load_duration_seconds"
+        assert v[load + "_count", label + ',source="disk"'] == 1 and v[load + "_count", label + ',source="tensor"'] == 0
+        assert abs(v[load + "_sum", label + ',source="disk"'] - r["stage_s"] - r["drain_s"] - r["swap_s"]) < 1e-5
     with Server(EARLY, "--metrics-prefix", "sglang", "--enable-metrics") as s:
         s.generate([5], 3, ignore_eos=True)
         _, v = scrape(s)
         names = {n for n, _ in v}
         for name in ("num_running_reqs", "num_queue_reqs", "num_used_tokens", "token_usage", "gen_throughput", "cache_hit_rate",
                      "prompt_tokens_total", "generation_tokens_total", "cached_tokens_total", "num_requests_total",
-                     "num_aborted_requests_total", "max_total_num_tokens"):
+                     "num_aborted_requests_total", "max_total_num_tokens", "page_size", "weight_updates_ended_total",
+                     "weight_update_swap_seconds_count", "weight_load_duration_seconds_count"):
             assert "sglang:" + name in names, name
 
 

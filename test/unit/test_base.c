@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "base/buf.h"
+#include "base/carve.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/pages.h"
@@ -56,6 +57,38 @@ static void sizes_are_checked(void **state)
     assert_null(mem_try_array(SIZE_MAX, 2));
     assert_null(mem_try(SIZE_MAX));
     assert_null(mem_retry(NULL, 0, SIZE_MAX));
+}
+
+static void carve_three(struct carve *c, uint16_t **a, double **b, char **end, size_t n)
+{
+    CARVE(*c, *a, n, 3);
+    CARVE(*c, *b, n, n);
+    CARVE(*c, *end, 0, 1);
+}
+
+static void arrays_are_carved_side_by_side(void **state)
+{
+    (void)state;
+    uint16_t *a;
+    double *b;
+    char *end;
+    struct carve c = carve_at(0);
+    carve_three(&c, &a, &b, &end, 100);
+    assert_true(c.ok);
+    assert_int_equal(c.bytes, 768 + 80128); /* 600 and 80,000, rounded up */
+    char *block = mem_alloc(c.bytes);
+    c = carve_at((uintptr_t)block);
+    carve_three(&c, &a, &b, &end, 100);
+    assert_ptr_equal(a, block);
+    assert_ptr_equal(b, block + 768);
+    assert_ptr_equal(end, block + c.bytes);
+    mem_free(block);
+    static const size_t most[] = {SIZE_MAX / 2, SIZE_MAX / 6, (size_t)1 << 32};
+    for (size_t i = 0; i < 3; i++) {
+        c = carve_at(0);
+        carve_three(&c, &a, &b, &end, most[i]);
+        assert_false(c.ok);
+    }
 }
 
 static void errors_gather_context(void **state)
@@ -154,6 +187,7 @@ int main(void)
         cmocka_unit_test(buf_grows_and_keeps_its_maximum),
         cmocka_unit_test(buf_survives_no_memory),
         cmocka_unit_test(sizes_are_checked),
+        cmocka_unit_test(arrays_are_carved_side_by_side),
         cmocka_unit_test(errors_gather_context),
         cmocka_unit_test(short_reads_are_named),
         cmocka_unit_test(cpus_are_those_of_the_process),

@@ -147,5 +147,6 @@ OP V v_dot(const codes_t *c, const struct fixed *x)
 #define OPS_TABLE cpu_ops_avx512
 #define GEMM_MR   6
 #define GEMM_NP   4
+#define ATTN_SUMS 8
 #include "backend/cpu/kernels.inc"
 #endif

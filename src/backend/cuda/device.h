@@ -119,6 +119,7 @@ struct launch {
     uint32_t grid[3];  /* zeros count as 1 */
     uint32_t threads;  /* a block */
     uint32_t cluster;  /* blocks a cluster along x; 0: none */
+    uint32_t smem;     /* bytes of dynamic shared memory; 0: all that the kernel was opened for */
     bool programmatic; /* may start before the kernel before it has ended: it must wait for it
                           itself (ptx.cuh, griddepcontrol_wait) */
 };

@@ -1,3 +1,4 @@
+#include "backend/cuda/gemm_few.h"
 #include "backend/cuda/gemm_shape.h"
 #include "backend/cuda/layout_cuda.h"
 #include <stdio.h>
@@ -13,13 +14,15 @@ static bool exists(bool chains, int size)
 static size_t smem_bytes(format_t f, int size)
 {
     if (size == GEMM_STRIP) return 0;
+    if (size == GEMM_FEW) return GEMM_FEW_SMEM;
     if (size >= GEMM_PANEL) return (size_t)gemm_panel_ring(size) + 2 * GEMM_STAGES_MAX * 8;
     struct tile_shape t = tile_shape(f);
     bool chains = f == FORMAT_FP8_BLOCK;
     int stage = gemm_stage_bytes(gemm_consumers(size) * gemm_pairs(size, chains),
                                  gemm_stage_blocks(size, (int)t.elem_bits), (int)t.bytes,
                                  gemm_columns(size));
-    return (size_t)(gemm_stages(size, stage) * stage + GEMM_TABLE_BYTES);
+    int out = gemm_out_bytes(size, gemm_columns(size));
+    return (size_t)(gemm_stages(size, stage, out) * stage + out + GEMM_TABLE_BYTES);
 }
 
 /* A scale a matrix is a scale a row with the stride 0: one kernel for both. */
@@ -29,7 +32,7 @@ static const char *const names[FORMAT_COUNT] = {
     [FORMAT_MXFP4] = "mxfp4",
 };
 static const char *const sizes[GEMM_SIZES] = {"strip", "small", "medium",
-                                              "large", "panel", "panels"};
+                                              "large", "panel", "panels", "few"};
 
 uint32_t gemm_x_scales(format_t f)
 {
@@ -94,10 +97,13 @@ static double fill(const struct gemm_kernels *g, const struct gemm_args *a, int6
     return reach[size] * (double)tiles / (double)(ceil_div(tiles, places) * places);
 }
 
-static int choose_dense(const struct gemm_kernels *g, const struct gemm_args *a, int64_t rows,
-                        bool chains)
+static int choose_dense(const struct gemm_kernels *g, format_t f, const struct gemm_args *a,
+                        int64_t rows)
 {
+    bool chains = f == FORMAT_FP8_BLOCK;
     int best = GEMM_SMALL;
+    /* From three rows on panels share their decoding among rows better. */
+    if (gemm_few_takes(a) && a->n > 256 && (f == FORMAT_BF16 || rows <= 2)) return GEMM_FEW;
     if (is_linear(a)) {
         int64_t segments = ceil_div(a->k, segment(a));
         bool wide = ceil_div(a->n, TILE_ROWS) * segments > 2 * g->n_sms;
@@ -118,7 +124,7 @@ static int choose_dense(const struct gemm_kernels *g, const struct gemm_args *a,
 static int choose(const struct gemm_kernels *g, format_t f, const struct gemm_args *a, int64_t rows)
 {
     bool chains = f == FORMAT_FP8_BLOCK;
-    if (!a->first) return choose_dense(g, a, rows, chains);
+    if (!a->first) return choose_dense(g, f, a, rows);
     if (rows * 4 <= a->n_groups) return GEMM_STRIP;
     if (rows <= 24 * (int64_t)a->n_groups) return GEMM_SMALL;
     return rows <= 110 * (int64_t)a->n_groups && exists(chains, GEMM_MEDIUM) ? GEMM_MEDIUM
@@ -156,6 +162,7 @@ static uint32_t threads(int size)
 
 bool gemm_takes(const struct gemm_kernels *g, format_t f, const struct gemm_args *a, int size)
 {
+    if (size == GEMM_FEW && !gemm_few_takes(a)) return false;
     if (size >= GEMM_PANEL && !is_linear(a)) return false;
     if (size >= GEMM_SMALL && size <= GEMM_LARGE && segment(a) < a->k) return false;
     return (a->x_scale ? g->scaled : g->kernel)[f][size].fn != NULL;
@@ -174,11 +181,12 @@ void gemm_launch_size(const struct gemm_kernels *g, struct queue *q, format_t f,
     if (!a->first && a->n_groups == 1) args.part[1] = a->n;
     CHECK(a->first ||
           (args.part[a->n_groups] == a->n && (a->n_groups == 1 || a->out_kind == GEMM_F32)));
-    struct launch l = {.grid = {grid(g, f, &args, size), 1, 1},
-                       .threads = threads(size),
-                       .programmatic = programmatic};
-    if (size >= GEMM_PANEL && args.segment < args.k)
+    struct launch l = {.grid = {grid(g, f, &args, size), 1, 1}, .threads = threads(size)};
+    if (size == GEMM_FEW)
+        l = gemm_few_launch(&args, f, g->n_sms);
+    else if (size >= GEMM_PANEL && args.segment < args.k)
         l.cluster = (uint32_t)ceil_div(args.k, args.segment);
+    l.programmatic = programmatic;
     queue_launch(q, a->x_scale ? &g->scaled[f][size] : &g->kernel[f][size], l, &args);
 }
 

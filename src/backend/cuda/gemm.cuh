@@ -5,13 +5,14 @@
  * It walks over tiles (group, 64 * PANELS rows of weights, up to NMAX rows of x) with a stride of
  * the grid; a tile runs through K in stages of KB blocks of 64:
  *
- *     weights    the tiles (layout_cuda.h) of PANELS panels: pairs of slot 0 and slot 1.  SWIGLU: slot
- *                0 of the gates, slot 1 the same panel of the ups; else two panels in a row
+ *     weights    the tiles (layout_cuda.h) of PANELS panels: pairs of slot 0 and slot 1.  SWIGLU:
+ *                slot 0 of the gates, slot 1 the same panel of the ups; else two panels in a row
  *     x          by cp.async into the 128-byte swizzle of wgmma
- *     consumers  warp i has unit i % 8 of both slots of the MT pairs from i / 8 * MT.  It decodes them
- *                into A fragments (row r of the fragment from slot 0, r + 8 from slot 1), so that a
- *                thread ends up with gate and up of the same output, and multiplies: wgmma with N =
- *                width of the tile rounded up; SMALL mma.sync
+ *     consumers  warp i has unit i % 8 of both slots of the MT pairs from i / 8 * MT.  It decodes
+ *                them into A fragments (row r of the fragment from slot 0, r + 8 from slot 1), so
+ *                that a thread ends up with gate and up of the same output, and multiplies: wgmma
+ *                with N = width of the tile rounded up (gemm_wgmma.cuh); SMALL mma.sync
+ *     results    bf16 by way of shared memory, as lines of 128 bytes; SMALL and f32 directly
  *
  * full[]: 1 (weights, with bytes) + 32 * GATHERERS (x, when it has landed) arrivals; empty[]:
  * consumer warps.
@@ -19,543 +20,9 @@
 #ifndef BACKEND_CUDA_GEMM_CUH
 #define BACKEND_CUDA_GEMM_CUH
 
-#include "backend/cuda/gemm.h"
-#include "backend/cuda/gemm_shape.h"
-#include "backend/cuda/ptx.cuh"
-#include "backend/cuda/weight.cuh"
-#include "backend/cuda/wgmma.cuh"
-
-#ifndef GEMM_X_SCALES
-#define GEMM_X_SCALES 0 /* 1: kernels that take x_scale of struct gemm_args */
-#endif
-
-template <format_t F, int SIZE>
-struct shape {
-    static constexpr bool CHAINS = F == FORMAT_FP8_BLOCK; /* a second set of accumulators */
-    static constexpr int CONSUMERS = gemm_consumers(SIZE), MT = gemm_pairs(SIZE, CHAINS);
-    static constexpr int PANELS = CONSUMERS * MT, PAIRS = PANELS / 2; /* a warp has MT pairs */
-    static constexpr int GATHERERS = gemm_gatherers(SIZE), THREADS = gemm_threads(SIZE),
-                         BLOCKS = gemm_blocks(SIZE);
-    static constexpr int NMAX = gemm_columns(SIZE);
-    static constexpr int KB = gemm_stage_blocks(SIZE, weight<F>::BITS); /* k blocks of 64 a stage */
-    static constexpr int TILE = weight<F>::TILE;
-    /* x of a block.  All blocks of x come first in a stage, so that they are 1,024-byte aligned. */
-    static constexpr int B_BYTES = NMAX * 128;
-    static constexpr int STAGE = gemm_stage_bytes(PANELS, KB, TILE, NMAX);
-    static constexpr int STAGES = gemm_stages(SIZE, STAGE);
-};
-
-/* Where shared memory holds what, after the stages. */
-struct tables {
-    uint64_t full[GEMM_STAGES_MAX], empty[GEMM_STAGES_MAX]; /* in this order: struct ring */
-    int32_t tiles[GEMM_GROUPS_MAX + 1];                     /* tiles before a group */
-    int32_t first[GEMM_GROUPS_MAX + 1];                     /* rows before a group */
-};
-
-struct work {
-    int group, m; /* m: which block of weight rows */
-    int row, width;
-    int n, col; /* rows of the group's weight, and the column of out where they start */
-};
-
-/* Without `first` groups are parts: other weights, the same rows. */
-__device__ __forceinline__ int weight_rows(const struct gemm_args &a, int group)
-{
-    return a.first ? a.n : a.part[group + 1] - a.part[group];
-}
-
-/* Blocks of `per_tile` panels of a group's weight. */
-__device__ __forceinline__ int blocks_of(const struct gemm_args &a, int group, int per_tile)
-{
-    return (weight_rows(a, group) + TILE_ROWS * per_tile - 1) / (TILE_ROWS * per_tile);
-}
-
-/* A position in the ring of stages, as shared-memory addresses. */
-struct ring {
-    uint32_t stage, full; /* empty[] lies behind full[] */
-    uint32_t phase;
-};
-
-enum { EMPTY = GEMM_STAGES_MAX * 8 };
-
-template <typename S>
-__device__ __forceinline__ void ring_next(struct ring *r, uint32_t smem)
-{
-    r->stage += S::STAGE;
-    r->full += 8;
-    if (r->stage == smem + S::STAGES * S::STAGE) {
-        r->stage = smem;
-        r->full -= 8 * S::STAGES;
-        r->phase ^= 1;
-    }
-}
-
-/* Rows and tiles before each group, by all threads of the block. */
-template <int NMAX, int THREADS>
-__device__ void tables_fill(struct tables *t, const struct gemm_args &a, int per_tile)
-{
-    for (int g = threadIdx.x; g <= a.n_groups; g += THREADS)
-        t->first[g] = a.first ? a.first[g] : g * a.n_rows;
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    int lane = threadIdx.x, before = 0;
-    for (int g0 = 0; g0 <= a.n_groups; g0 += 32) {
-        int g = g0 + lane, rows = g < a.n_groups ? t->first[g + 1] - t->first[g] : 0;
-        int n = rows ? (rows + NMAX - 1) / NMAX * blocks_of(a, g, per_tile) : 0, sum = n;
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2) {
-            int other = __shfl_up_sync(~0u, sum, d);
-            if (lane >= d) sum += other;
-        }
-        if (g <= a.n_groups) t->tiles[g] = before + sum - n;
-        before += __shfl_sync(~0u, sum, 31);
-    }
-}
-
-/* Tile `i` by a whole warp: the last group whose tiles start at or before it. */
-template <int NMAX>
-__device__ __forceinline__ struct work find_work(const struct tables *t, const struct gemm_args &a,
-                                                 int per_tile, int i)
-{
-    struct work w;
-    int n_groups = a.n_groups;
-    int lane = threadIdx.x & 31, step = (n_groups + 31) / 32, at = min(lane * step, n_groups);
-    int base = (__popc(__ballot_sync(~0u, lane * step < n_groups && t->tiles[at] <= i)) - 1) * step;
-    at = base + lane;
-    w.group = base +
-              __popc(__ballot_sync(~0u, lane < step && at < n_groups &&
-                                            t->tiles[min(at, n_groups)] <= i)) -
-              1;
-    int local = i - t->tiles[w.group], first = t->first[w.group],
-        rows = t->first[w.group + 1] - first, m_tiles = blocks_of(a, w.group, per_tile);
-    int n_tiles = (rows + NMAX - 1) / NMAX, per = ((rows + n_tiles - 1) / n_tiles + 7) / 8 * 8;
-    int j = local / m_tiles;
-    w.m = local - j * m_tiles;
-    w.row = (a.first ? first : 0) + j * per;
-    w.width = min(per, rows - j * per);
-    w.n = weight_rows(a, w.group);
-    w.col = a.first ? 0 : a.part[w.group];
-    return w;
-}
-
-/* Everything a role needs. */
-struct place {
-    const struct tables *t;
-    uint32_t smem, full; /* addresses of the stages and of full[0] */
-    int per_tile, n_work; /* panels of a weight that a tile has */
-};
-
-template <typename S>
-__device__ void produce_weights(const struct gemm_args &a, const struct place &at)
-{
-    struct ring r = {at.smem, at.full, 1};
-    int blocks = (a.k + TILE_K - 1) / TILE_K;
-    bool pair = a.out_kind == GEMM_SWIGLU;
-    size_t panel_bytes = (size_t)blocks * S::TILE;
-    for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
-        struct work w = find_work<S::NMAX>(at.t, a, at.per_tile, i);
-        int panels = (w.n + TILE_ROWS - 1) / TILE_ROWS;
-        const char *w0 = (const char *)a.w[w.group].tiles,
-                   *w1 = pair ? (const char *)a.up[w.group].tiles : w0;
-        const char *from[S::PANELS];
-        int n_copies = 0; /* panels past the end are not copied; those that are come first */
-#pragma unroll
-        for (int s = 0; s < S::PANELS; s++) {
-            int p = pair ? w.m * S::PAIRS + s / 2 : w.m * S::PANELS + s;
-            from[s] = (s % 2 ? w1 : w0) + p * panel_bytes;
-            n_copies += p < panels;
-        }
-        for (int b = 0; b < blocks; b += S::KB) {
-            /* Blocks of a panel lie side by side. */
-            uint32_t bytes = min(S::KB, blocks - b) * S::TILE;
-            mbarrier_wait(r.full + EMPTY, r.phase);
-            if ((threadIdx.x & 31) == 0) {
-                mbarrier_arrive_expect_tx(r.full, n_copies * bytes);
-#pragma unroll
-                for (int s = 0; s < S::PANELS; s++)
-                    if (s < n_copies)
-                        cp_async_bulk(r.stage + S::KB * (S::B_BYTES + s * S::TILE),
-                                      from[s] + (size_t)b * S::TILE, bytes, r.full);
-            }
-            ring_next<S>(&r, at.smem);
-        }
-    }
-}
-
-/* Rows past the width of a tile are not loaded, but for copies of its last row that fill a group of
- * four. */
-template <typename S>
-__device__ void produce_rows(const struct gemm_args &a, const struct place &at, int warp)
-{
-    /* Groups of four rows: q * G + warp. */
-    constexpr int G = S::GATHERERS, QUADS = (S::NMAX / 4 + G - 1) / G;
-    struct ring r = {at.smem, at.full, 1};
-    int lane = threadIdx.x & 31, piece = lane & 7;
-    int blocks = (a.k + TILE_K - 1) / TILE_K, pieces = a.k / 8;
-    uint32_t offset[2]; /* of this lane's 16 bytes; even and odd groups: the swizzle has 8 rows */
-#pragma unroll
-    for (int q = 0; q < 2; q++)
-        offset[q] = lane / 8 * 128 + ((piece ^ ((q + warp) % 2 * 4 + lane / 8)) << 4);
-    for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
-        struct work w = find_work<S::NMAX>(at.t, a, at.per_tile, i);
-        const char *from[QUADS];
-        int n_quads = ((w.width + 3) / 4 - warp + G - 1) / G;
-#pragma unroll
-        for (int q = 0; q < QUADS; q++) {
-            int row = w.row + min((q * G + warp) * 4 + lane / 8, w.width - 1);
-            if (q < n_quads && a.src) row = a.src[row];
-            from[q] = (const char *)a.x + ((size_t)row * a.ldx + piece * 8) * 2;
-        }
-        for (int b = 0; b < blocks; b += S::KB) {
-            int left = pieces - piece - b * 8; /* <= 0: this lane's piece is past the row's end */
-            mbarrier_wait(r.full + EMPTY, r.phase);
-#pragma unroll
-            for (int q = 0; q < QUADS; q++) {
-                if (q >= n_quads) break;
-                uint32_t to = r.stage + offset[q * G % 2] + (q * G + warp) * 512;
-#pragma unroll
-                for (int kb = 0; kb < S::KB; kb++)
-                    cp_async_cg_16_ignore(to + kb * S::B_BYTES,
-                                          left > kb * 8 ? from[q] + kb * 128 : (const char *)a.x,
-                                          left <= kb * 8);
-                from[q] += S::KB * 128;
-            }
-            cp_async_mbarrier_arrive_noinc(r.full);
-            ring_next<S>(&r, at.smem);
-        }
-    }
-}
-
-/* --- gemm_args.next: weights of a later kernel into the L2 cache */
-
-/* Share i of n of `bytes`, a multiple of 16. */
-__device__ __forceinline__ void prefetch_share(const void *from, uint32_t bytes, int i, int n)
-{
-    uint32_t share = (bytes / 16 + n - 1) / n * 16, at = share * i;
-    if (at < bytes) prefetch_l2_bulk((const char *)from + at, min(share, bytes - at));
-}
-
-/* The f32 factor of a row of weights, and the result it gives. */
-template <format_t F>
-__device__ __forceinline__ float row_scale(const struct gemm_weight *w, int row, int n,
-                                           int scale_rows)
-{
-    if (F == FORMAT_NVFP4) return __ldg(w->scale);
-    if (F == FORMAT_FP8_CHANNEL) return __ldg(w->scale + (scale_rows ? min(row, n - 1) : 0));
-    return 1.0f;
-}
-
-template <format_t F>
-__device__ __forceinline__ float finish(float chain, float scale)
-{
-    if (F == FORMAT_NVFP4) return __fmul_rn(__fmul_rn(chain, 128.0f), scale);
-    if (F == FORMAT_FP8_CHANNEL) return __fmul_rn(chain, scale);
-    return chain;
-}
-
-/* Factors of a tile's rows of x, for a warp: lane l has those of rows l, l + 32, ... */
-template <int N>
-struct x_scales {
-    float of[(N + 31) / 32];
-};
-
-/* The i-th of n of each row. */
-template <int N>
-__device__ __forceinline__ void x_scales_load(struct x_scales<N> &x, const struct gemm_args &a,
-                                              const struct work &w, int i, int n)
-{
-#pragma unroll
-    for (int q = 0; q < (N + 31) / 32; q++) {
-        int row = w.row + min(q * 32 + (int)(threadIdx.x & 31), w.width - 1);
-        if (a.src) row = a.src[row];
-        x.of[q] = a.x_scale[(size_t)row * n + i];
-    }
-}
-
-/* Those of a thread's columns of the j-th eight of a result. */
-template <int N>
-__device__ __forceinline__ float2 x_scales_at(const struct x_scales<N> &x, int j)
-{
-    int lane = j % 4 * 8 + (threadIdx.x & 3) * 2;
-    return make_float2(__shfl_sync(~0u, x.of[j / 4], lane), __shfl_sync(~0u, x.of[j / 4], lane + 1));
-}
-
-/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and columns q % 2 of the
- * j-th eight. */
-template <int N>
-__device__ __forceinline__ void chain_add(float total[4], const float chain[4],
-                                          const float weight_scale[2],
-                                          const struct x_scales<N> &x_scale, int j)
-{
-    float2 x = make_float2(1.0f, 1.0f);
-    if (GEMM_X_SCALES) x = x_scales_at(x_scale, j);
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        float s = weight_scale[q / 2];
-        if (GEMM_X_SCALES) s = __fmul_rn(q % 2 ? x.y : x.x, s);
-        total[q] = __fmaf_rn(chain[q], s, total[q]);
-    }
-}
-
-__device__ __forceinline__ float silu_times(float gate, float up)
-{
-    float e, d;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(gate, -1.4426950408889634f)));
-    asm("rcp.approx.f32 %0, %1;" : "=f"(d) : "f"(__fadd_rn(1.0f, e)));
-    return __fmul_rn(__fmul_rn(gate, d), up);
-}
-
-__device__ __forceinline__ uint32_t pack_bf16x2(float lo, float hi)
-{
-    uint32_t d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
-    return d;
-}
-
-/* Two neighbours in a row of x's result, at most n of them. */
-__device__ __forceinline__ void store_bf16x2(uint16_t *to, uint32_t v, int n)
-{
-    if (n >= 2)
-        *(uint32_t *)to = v;
-    else if (n == 1)
-        *to = (uint16_t)v;
-}
-
-/* bf16 results of a warp's 8 rows of weights in each slot, `gap` columns apart (SWIGLU: one row of
- * both): columns of the accumulator become rows by movmatrix, so that four lanes write 16 bytes of
- * one row of x. */
-template <format_t F, int N>
-__device__ __forceinline__ void store_bf16(const struct gemm_args &a, const float acc[N / 2],
-                                           const float scale[2], const struct work &w, int col0,
-                                           int gap, bool pair)
-{
-    int lane = threadIdx.x & 31, col = col0 + lane % 4 * 2, n = w.n - col;
-    uint16_t *to = (uint16_t *)a.out + (size_t)(w.row + lane / 4) * a.ldo + w.col + col;
-    constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
-    struct x_scales<N> x_scale;
-    if (scaled) x_scales_load(x_scale, a, w, 0, 1);
-#pragma unroll
-    for (int j = 0; j < N / 8; j++, to += (size_t)a.ldo * 8) {
-        const float *d = acc + j * 4;
-        float v[4];
-        float2 x = make_float2(1.0f, 1.0f);
-        if (scaled) x = x_scales_at(x_scale, j);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[i] = finish<F>(d[i], scale[i / 2]);
-            if (scaled) v[i] = __fmul_rn(v[i], i % 2 ? x.y : x.x);
-        }
-        bool in = j * 8 + lane / 4 < w.width;
-        uint32_t first = pair ? pack_bf16x2(silu_times(v[0], v[2]), silu_times(v[1], v[3]))
-                              : pack_bf16x2(v[0], v[1]);
-        first = movmatrix_trans_b16(first);
-        if (in) store_bf16x2(to, first, n);
-        if (pair) continue;
-        uint32_t second = movmatrix_trans_b16(pack_bf16x2(v[2], v[3]));
-        if (in) store_bf16x2(to + gap, second, n - gap);
-    }
-}
-
-/* f32 results: eight lanes write 32 bytes of one row of x. */
-template <format_t F, int N>
-__device__ __forceinline__ void store_f32(const struct gemm_args &a, const float acc[N / 2],
-                                          const float scale[2], const struct work &w, int col0,
-                                          int gap)
-{
-    int lane = threadIdx.x & 31, col = col0 + lane / 4;
-    float *to = (float *)a.out + (size_t)(w.row + lane % 4 * 2) * a.ldo + w.col + col;
-    bool add = a.out_kind == GEMM_ADD;
-    constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
-    struct x_scales<N> x_scale;
-    if (scaled) x_scales_load(x_scale, a, w, 0, 1);
-#pragma unroll
-    for (int j = 0; j < N / 8; j++, to += (size_t)a.ldo * 8) {
-        float old[4];
-        bool ok[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            ok[i] = j * 8 + lane % 4 * 2 + i % 2 < w.width && col + i / 2 * gap < w.n;
-            old[i] = add && ok[i] ? to[(i % 2 ? a.ldo : 0) + i / 2 * gap] : 0.0f;
-        }
-        float2 x = make_float2(1.0f, 1.0f);
-        if (scaled) x = x_scales_at(x_scale, j);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float v = finish<F>(acc[j * 4 + i], scale[i / 2]);
-            if (scaled) v = __fmul_rn(v, i % 2 ? x.y : x.x);
-            if (ok[i]) to[(i % 2 ? a.ldo : 0) + i / 2 * gap] = add ? __fadd_rn(old[i], v) : v;
-        }
-    }
-}
-
-/* A warp's weights of a block of 64 k. */
-template <format_t F, int MT>
-struct block {
-    struct raw<F> raw[MT][2];
-};
-
-/* `tile`: address of the block's first tile of this stage; pitch: from one panel's to the next. */
-template <format_t F, int MT>
-__device__ __forceinline__ void block_load(struct block<F, MT> &v, uint32_t tile, int pitch)
-{
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = threadIdx.x >> 8;
-#pragma unroll
-    for (int i = 0; i < MT * 2; i++)
-        weight_load<F>(v.raw[i / 2][i % 2], tile + (first * MT * 2 + i) * pitch, unit, lane);
-}
-
-template <format_t F, int MT>
-__device__ __forceinline__ void block_prepare(struct block<F, MT> &v)
-{
-#pragma unroll
-    for (int i = 0; i < MT * 2; i++)
-        weight_prepare<F>(v.raw[i / 2][i % 2]);
-}
-
-/* acc += or, `fresh`, = weights times rows of x.  By wgmma a step's products run while the next
- * step is decoded, and are still running on return. */
-template <format_t F, int N, int MT>
-__device__ __forceinline__ void multiply_wgmma(float acc[MT][N / 2], uint32_t frag[4][MT][4],
-                                               const struct block<F, MT> &v, uint32_t rows,
-                                               bool fresh)
-{
-    uint64_t b = wgmma_descriptor(rows);
-    fence_proxy_async_shared(); /* x came through the generic proxy */
-#pragma unroll
-    for (int step = 0; step < 4; step++) {
-#pragma unroll
-        for (int i = 0; i < MT * 2; i++) {
-            uint32_t w[2];
-            weight_step<F>(w, v.raw[i / 2][i % 2], step);
-            frag[step][i / 2][i % 2] = w[0];
-            frag[step][i / 2][i % 2 + 2] = w[1];
-        }
-        wgmma_fence();
-#pragma unroll
-        for (int mt = 0; mt < MT; mt++)
-            wgmma_m64k16<N>(acc[mt], frag[step][mt], b + step * 2, step > 0 || !fresh);
-        wgmma_commit_group();
-    }
-}
-
-/* Registers that wgmma reads must stay as they are until it is done, which the compiler does not
- * know: after the wait, this makes them live up to there. */
-template <int MT>
-__device__ __forceinline__ void keep(const uint32_t frag[4][MT][4])
-{
-#pragma unroll
-    for (int i = 0; i < 4 * MT; i++)
-        asm volatile("" ::"r"(frag[i / MT][i % MT][0]), "r"(frag[i / MT][i % MT][1]),
-                     "r"(frag[i / MT][i % MT][2]), "r"(frag[i / MT][i % MT][3]));
-}
-
-template <format_t F, int N>
-__device__ __forceinline__ void multiply_mma(float acc[N / 2], const struct block<F, 1> &v,
-                                             uint32_t rows, bool fresh)
-{
-    int lane = threadIdx.x & 31;
-    uint32_t row = rows + (lane & 7) * 128, swizzle = (lane / 8 ^ (lane & 7)) << 4;
-    if (fresh)
-#pragma unroll
-        for (int i = 0; i < N / 2; i++)
-            acc[i] = 0.0f;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint32_t f[2][4]; /* A of two steps */
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t w[2];
-            weight_step<F>(w, v.raw[0][i % 2], half * 2 + i / 2);
-            f[i / 2][i % 2] = w[0];
-            f[i / 2][i % 2 + 2] = w[1];
-        }
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            uint32_t x[4]; /* 8 rows x 32 k */
-            ldmatrix_x4(x, row + j * 1024 + (swizzle ^ half * 64));
-            mma_m16n8k16_bf16(acc + j * 4, f[0], x);
-            mma_m16n8k16_bf16(acc + j * 4, f[1], x + 2);
-        }
-    }
-}
-
-/* One tile with N columns. */
-template <format_t F, int SIZE, int N>
-__device__ __forceinline__ void consume(const struct gemm_args &a, const struct place &at,
-                                        struct ring *r, const struct work &w)
-{
-    typedef shape<F, SIZE> S;
-    int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, first = threadIdx.x >> 8;
-    int blocks = (a.k + TILE_K - 1) / TILE_K;
-    bool pair = a.out_kind == GEMM_SWIGLU;
-    const struct gemm_weight *w0 = a.w + w.group, *w1 = pair ? a.up + w.group : w0;
-    float acc[S::MT][N / 2], total[S::CHAINS ? N / 2 : 1], chain_scale[2];
-    struct x_scales<N> x_scale;
-    struct block<F, S::MT> now;
-    uint32_t frag[4][S::MT][4];
-#pragma unroll
-    for (int i = 0; i < N / 2; i++)
-        for (int mt = 0; mt < S::MT; mt++)
-            acc[mt][i] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < (S::CHAINS ? N / 2 : 1); i++)
-        total[i] = 0.0f;
-    constexpr int TILES = S::KB * S::B_BYTES, PITCH = S::KB * S::TILE;
-    mbarrier_wait(r->full, r->phase);
-    block_load(now, r->stage + TILES, PITCH);
-    for (int b = 0; b < blocks; b += S::KB) {
-        struct ring next = *r;
-        ring_next<S>(&next, at.smem);
-#pragma unroll
-        for (int kb = 0; kb < S::KB; kb++) {
-            if (kb > 0) {
-                if (b + kb >= blocks) break;
-                block_load(now, r->stage + TILES + kb * S::TILE, PITCH);
-            }
-            bool fresh = S::CHAINS && (b + kb) % 2 == 0;
-            if (fresh) { /* both are at hand when the chain ends */
-                int row = pair ? w.m / 2 : w.m; /* a tile has one pair of panels */
-                int columns = (a.k + 127) / 128;
-                chain_scale[0] = __ldg(w0->scale + (size_t)row * columns + (b + kb) / 2);
-                chain_scale[1] = __ldg(w1->scale + (size_t)row * columns + (b + kb) / 2);
-                if (GEMM_X_SCALES) x_scales_load(x_scale, a, w, (b + kb) / 2, columns);
-            }
-            block_prepare(now);
-            if (SIZE != GEMM_SMALL)
-                multiply_wgmma<F, N, S::MT>(acc, frag, now, r->stage + kb * S::B_BYTES, fresh);
-            else
-                multiply_mma<F, N>(acc[0], *(struct block<F, 1> *)&now, r->stage + kb * S::B_BYTES,
-                                   fresh);
-        }
-        if (b + S::KB < blocks) { /* the next stage's loads, beside the products */
-            mbarrier_wait(next.full, next.phase);
-            block_load(now, next.stage + TILES, PITCH);
-        }
-        if (SIZE != GEMM_SMALL) {
-            wgmma_wait_group<0>();
-            keep<S::MT>(frag);
-        }
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(r->full + EMPTY);
-        *r = next;
-        if (S::CHAINS && ((b + S::KB) % 2 == 0 || b + S::KB >= blocks))
-#pragma unroll
-            for (int i = 0; i < (S::CHAINS ? N / 2 : 0); i += 4)
-                chain_add(total + i, acc[0] + i, chain_scale, x_scale, i / 4);
-    }
-#pragma unroll
-    for (int mt = 0; mt < S::MT; mt++) {
-        int p = first * S::MT + mt, panel = pair ? w.m * S::PAIRS + p : w.m * S::PANELS + p * 2;
-        int col = panel * 64 + unit * 8, row = col + lane / 4;
-        float scale[2] = {row_scale<F>(w0, row, w.n, a.scale_rows),
-                          row_scale<F>(w1, pair ? row : row + 64, w.n, a.scale_rows)};
-        const float *result = S::CHAINS ? total : acc[mt];
-        if (pair || a.out_kind == GEMM_BF16)
-            store_bf16<F, N>(a, result, scale, w, col, 64, pair);
-        else
-            store_f32<F, N>(a, result, scale, w, col, 64);
-    }
-}
+#include "backend/cuda/gemm_mma.cuh"
+#include "backend/cuda/gemm_produce.cuh"
+#include "backend/cuda/gemm_wgmma.cuh"
 
 /* N of the instruction for a tile of `width` rows. */
 template <format_t F, int SIZE>
@@ -565,17 +32,20 @@ __device__ __forceinline__ void consume_all(const struct gemm_args &a, const str
     struct ring r = {at.smem, at.full, 0};
     for (int i = blockIdx.x; i < at.n_work; i += gridDim.x) {
         struct work w = find_work<S::NMAX>(at.t, a, at.per_tile, i);
-#define TRY(width_max)                             \
-    if (w.width <= width_max) {                    \
-        consume<F, SIZE, width_max>(a, at, &r, w); \
-        continue;                                  \
+#define TRY(way, N)                              \
+    if (w.width <= N) {                          \
+        consume_##way<F, SIZE, N>(a, at, &r, w); \
+        continue;                                \
     }
         /* clang-format off */
-        if (SIZE == GEMM_SMALL) {
-            TRY(8) TRY(16) TRY(24) TRY(32)
+        if constexpr (S::RUNS_ON) { /* with more widths the compiler runs out of registers */
+            TRY(running, 32) TRY(running, 64) TRY(running, 80) TRY(running, 96)
+        } else if constexpr (S::WGMMA) {
+            TRY(wgmma, 16) TRY(wgmma, 32) TRY(wgmma, 48) TRY(wgmma, 64) TRY(wgmma, 80)
+            TRY(wgmma, 96)
+            if constexpr (S::NMAX > 96) { TRY(wgmma, 112) TRY(wgmma, 128) }
         } else {
-            TRY(16) TRY(32) TRY(48) TRY(64) TRY(80) TRY(96)
-            if (S::NMAX > 96) { TRY(112) TRY(128) }
+            TRY(mma, 8) TRY(mma, 16) TRY(mma, 24) TRY(mma, 32)
         }
         /* clang-format on */
 #undef TRY
@@ -587,7 +57,7 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
 {
     typedef shape<F, SIZE> S;
     extern __shared__ __align__(1024) char smem[];
-    struct tables *t = (struct tables *)(smem + S::STAGES * S::STAGE);
+    struct tables *t = (struct tables *)(smem + S::STAGES * S::STAGE + S::OUT);
     int warp = threadIdx.x >> 5;
     struct place at = {t, smem_addr_once(smem), smem_addr_once(t->full),
                        a.out_kind == GEMM_SWIGLU ? S::PAIRS : S::PANELS, 0};
@@ -604,11 +74,11 @@ __device__ __forceinline__ void gemm_body(const struct gemm_args &a)
     __syncthreads();
     at.n_work = t->tiles[a.n_groups];
     if (warp < S::CONSUMERS * 4) {
-        if (SIZE != GEMM_SMALL) setmaxnreg_inc<S::CONSUMERS == 2 ? 224 : 104>();
+        if (SIZE != GEMM_SMALL) setmaxnreg_inc<S::CONSUMERS == 2 ? 224 : S::RUNS_ON ? 112 : 104>();
         griddepcontrol_wait();
         consume_all<F, SIZE>(a, at);
     } else {
-        if (SIZE != GEMM_SMALL) setmaxnreg_dec<S::CONSUMERS == 2 ? 56 : 40>();
+        if (SIZE != GEMM_SMALL) setmaxnreg_dec<S::CONSUMERS == 2 ? 56 : S::RUNS_ON ? 32 : 40>();
         if (warp > S::CONSUMERS * 4) {
             griddepcontrol_wait();
             produce_rows<S>(a, at, warp - S::CONSUMERS * 4 - 1);

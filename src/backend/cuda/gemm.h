@@ -73,7 +73,8 @@ struct gemm_args {
     const struct gemm_weight *w;  /* [n_groups]; SWIGLU: the gates */
     const struct gemm_weight *up; /* SWIGLU: [n_groups] */
     const float *x_scale;         /* [rows of x] or [rows of x][ceil(k / 128)]; NULL: none */
-    void *out;                    /* [rows][ldo], bf16 or f32; bf16: ldo a multiple of 8 */
+    void *out;                    /* [rows][ldo], bf16 or f32; bf16: 16-byte aligned, ldo a
+                                     multiple of 8 */
     int32_t ldx, ldo;
     int32_t k, n;             /* columns of x, a multiple of 8; rows of a weight (all parts') */
     int32_t n_groups, n_rows; /* n_rows: without `first` */
@@ -94,9 +95,9 @@ struct gemm_args {
 #include "format/format.h"
 
 /* Kernels for each format by the size of their tiles: 16 rows of weights a warp, then tiles of 128,
- * 256 and 256 rows, which have no segments, then of 64 and 128 for dense linears alone.  Not every
- * format has all (fn NULL). */
-enum { GEMM_KERNELS_MAX = 6 };
+ * 256 and 256 rows, which have no segments, then of 64 and 128 for dense linears alone, and 16 a
+ * warp for those of few rows of x.  Not every format has all (fn NULL). */
+enum { GEMM_KERNELS_MAX = 7 };
 struct gemm_kernels {
     int n_sms;
     struct kernel kernel[FORMAT_COUNT][GEMM_KERNELS_MAX];

@@ -14,6 +14,7 @@ typedef enum {
     GEMM_LARGE,
     GEMM_PANEL, /* of one panel, and of two: dense linears alone */
     GEMM_PANELS,
+    GEMM_FEW, /* gemm_few.h */
     GEMM_SIZES
 } gemm_size_t;
 
@@ -67,10 +68,11 @@ GEMM_BOTH int gemm_blocks(int size)
     return size == GEMM_SMALL ? 2 : 1;
 }
 
-/* k blocks of 64 a stage: two where a block is small. */
+/* k blocks of 64 a stage: two where a block is small, or little time. */
 GEMM_BOTH int gemm_stage_blocks(int size, int elem_bits)
 {
-    return size == GEMM_SMALL && elem_bits <= 8 ? 2 : 1;
+    return (size == GEMM_SMALL && elem_bits <= 8) || (size == GEMM_MEDIUM && elem_bits <= 4) ? 2
+                                                                                             : 1;
 }
 
 GEMM_BOTH int gemm_stage_bytes(int panels, int blocks, int tile_bytes, int columns)
@@ -78,10 +80,17 @@ GEMM_BOTH int gemm_stage_bytes(int panels, int blocks, int tile_bytes, int colum
     return (blocks * (panels * tile_bytes + columns * 128) + 1023) / 1024 * 1024;
 }
 
-GEMM_BOTH int gemm_stages(int size, int stage_bytes)
+/* Room where the bf16 results of a tile are put in rows: of a pair of panels and its warps. */
+GEMM_BOTH int gemm_out_bytes(int size, int columns)
 {
-    return (GEMM_SMEM / gemm_blocks(size) - 1024 - GEMM_TABLE_BYTES) / stage_bytes < GEMM_STAGES_MAX
-               ? (GEMM_SMEM / gemm_blocks(size) - 1024 - GEMM_TABLE_BYTES) / stage_bytes
+    return size == GEMM_SMALL ? 0 : gemm_consumers(size) / 2 * 2 * columns * 128;
+}
+
+GEMM_BOTH int gemm_stages(int size, int stage_bytes, int out_bytes)
+{
+    return (GEMM_SMEM / gemm_blocks(size) - 1024 - GEMM_TABLE_BYTES - out_bytes) / stage_bytes <
+                   GEMM_STAGES_MAX
+               ? (GEMM_SMEM / gemm_blocks(size) - 1024 - GEMM_TABLE_BYTES - out_bytes) / stage_bytes
                : GEMM_STAGES_MAX;
 }
 

@@ -108,6 +108,16 @@ __device__ __forceinline__ void cp_async_cg_16(uint32_t dst, const void *src, ui
                  : "memory");
 }
 
+/* The same, or nothing at all. */
+__device__ __forceinline__ void cp_async_cg_16_if(bool wanted, uint32_t dst, const void *src)
+{
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %0, 0; @p cp.async.cg.shared.global.L2::128B [%1], "
+        "[%2], 16; }" ::"r"((uint32_t)wanted),
+        "r"(dst), "l"(src)
+        : "memory");
+}
+
 /* The same; `zero`: nothing is read, 16 zero bytes are written. */
 __device__ __forceinline__ void cp_async_cg_16_ignore(uint32_t dst, const void *src, bool zero)
 {
@@ -252,6 +262,21 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t r[4], uint32_t addr)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(addr)
+                 : "memory");
+}
+
+/* --- stmatrix, transposed: registers as movmatrix takes them; lane i has the address of row i % 8
+ * of matrix i / 8. */
+__device__ __forceinline__ void stmatrix_x1_trans(uint32_t addr, uint32_t r)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(addr), "r"(r)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x2_trans(uint32_t addr, uint32_t r0, uint32_t r1)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(addr),
+                 "r"(r0), "r"(r1)
                  : "memory");
 }
 

@@ -98,7 +98,7 @@ void queue_launch(struct queue *q, const struct kernel *k, struct launch l, cons
                         .blockDimX = l.threads,
                         .blockDimY = 1,
                         .blockDimZ = 1,
-                        .sharedMemBytes = k->smem_bytes,
+                        .sharedMemBytes = l.smem ? l.smem : k->smem_bytes,
                         .hStream = q->s,
                         .attrs = attr};
     if (l.programmatic) {

@@ -203,8 +203,8 @@ static void oracle_product(float *want, const struct matrix_bytes *m, const uint
 static err_t check_product(struct run *r, struct selftest_row *row, format_t f, data_t kind,
                            struct err *e)
 {
-    static const char *const sizes[GEMM_KERNELS_MAX] = {"strip", "small", "medium",
-                                                        "large", "panel", "panels"};
+    static const char *const sizes[GEMM_KERNELS_MAX] = {"strip", "small",  "medium", "large",
+                                                        "panel", "panels", "few"};
     enum { OUT = X_ROWS * LDO };
     struct matrix_bytes m;
     err_t rc = OK;

@@ -99,7 +99,16 @@ __device__ __forceinline__ void weight_load(struct raw<F> &r, uint32_t tile, int
     if (W::GROUP == 32) r.s0 = ld_shared_u16(scale);
 }
 
+/* Formats with E8M0 scales: 2^s of a block and the constant that makes an element's bits a BF16 are
+ * one factor as long as s <= 0, so here for all of a warp's blocks. */
 template <format_t F>
+__device__ __forceinline__ bool weight_small(const struct raw<F> v[2])
+{
+    return !__any_sync(~0u, (v[0].s0 | v[1].s0) & 0x8080);
+}
+
+/* ONE: of weights that are small in the sense above.  The same to weight_step. */
+template <format_t F, bool ONE = false>
 __device__ __forceinline__ void weight_prepare(struct raw<F> &r)
 {
     typedef weight<F> W;
@@ -109,8 +118,9 @@ __device__ __forceinline__ void weight_prepare(struct raw<F> &r)
         r.s0 = mul_bf16x2(mul_bf16x2(s << 4 & 0x07F007F0u, BF16X2_2P127), BF16X2_2P112);
         r.s1 = mul_bf16x2(mul_bf16x2(s >> 4 & 0x07F007F0u, BF16X2_2P127), BF16X2_2P112);
     } else if (W::GROUP == 32) {
-        r.s0 = (s & 0xff) * 0x00800080u;
-        r.s1 = (s >> 8) * 0x00800080u;
+        constexpr uint32_t more = !ONE ? 0 : W::BITS == 4 ? 126 : 120;
+        r.s0 = ((s & 0xff) + more) * 0x00800080u;
+        r.s1 = ((s >> 8) + more) * 0x00800080u;
     }
 }
 
@@ -131,7 +141,7 @@ __device__ __forceinline__ uint32_t e2m1_pair(const uint32_t q[2], uint32_t x, i
 }
 
 /* The two pairs of k16 step `step` (0 .. 3, a constant). */
-template <format_t F>
+template <format_t F, bool ONE = false>
 __device__ __forceinline__ void weight_step(uint32_t w[2], const struct raw<F> &r, int step)
 {
     typedef weight<F> W;
@@ -142,15 +152,15 @@ __device__ __forceinline__ void weight_step(uint32_t w[2], const struct raw<F> &
     }
     if (W::BITS == 8) {
         uint32_t q = r.q[step % (W::BITS / 2)];
-        w[0] = mul_bf16x2((q << 8 & 0x80008000u) | (q << 4 & 0x07F007F0u), BF16X2_2P120);
-        w[1] = mul_bf16x2((q & 0x80008000u) | (q >> 4 & 0x07F007F0u), BF16X2_2P120);
+        w[0] = (q << 8 & 0x80008000u) | (q << 4 & 0x07F007F0u);
+        w[1] = (q & 0x80008000u) | (q >> 4 & 0x07F007F0u);
     } else {
         w[0] = e2m1_pair(r.q, r.x, 2 * step);
         w[1] = e2m1_pair(r.q, r.x, 2 * step + 1);
     }
-    if (F == FORMAT_MXFP4) {
-        w[0] = mul_bf16x2(w[0], BF16X2_2P126);
-        w[1] = mul_bf16x2(w[1], BF16X2_2P126);
+    if (!ONE && F != FORMAT_NVFP4) {
+        w[0] = mul_bf16x2(w[0], W::BITS == 8 ? BF16X2_2P120 : BF16X2_2P126);
+        w[1] = mul_bf16x2(w[1], W::BITS == 8 ? BF16X2_2P120 : BF16X2_2P126);
     }
     if (W::GROUP == 32) {
         w[0] = mul_bf16x2(w[0], step < 2 ? r.s0 : r.s1);

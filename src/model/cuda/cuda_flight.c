@@ -1,44 +1,30 @@
 /* cuda_flight.c - pinned memory of the steps in flight, its way to the device, and the results' way
  * back. */
-#include "base/mem.h"
+#include "base/carve.h"
 #include "model/cuda/cuda_model.h"
 #include <string.h>
 
-enum { ALIGN = 256, UPLOAD_BLOCKS = 64 };
+enum { UPLOAD_BLOCKS = 64 };
 
-/* Room for n * per elements at *at, which moves on; a null base: sizes alone. */
-static bool room(void *out, char *base, size_t *at, size_t n, size_t per, size_t elem)
-{
-    size_t bytes, end;
-    if (!mul_size(&bytes, n, per) || !mul_size(&bytes, bytes, elem) ||
-        !add_size(&end, *at, bytes) || !add_size(&end, end, ALIGN - 1))
-        return false;
-    void *p = base ? base + *at : NULL;
-    memcpy(out, &p, sizeof p);
-    *at = end / ALIGN * ALIGN;
-    return true;
-}
-
-static bool place(struct cuda_flight *f, const struct cuda_model *m, char *base, size_t *bytes)
+static bool place(struct cuda_flight *f, const struct cuda_model *m, const char *base,
+                  size_t *bytes)
 {
     struct step_arrays *h = &f->host;
     size_t n = (size_t)m->cap, seqs = (size_t)m->cap_seqs;
-    bool ok = true;
-    *bytes = 0;
-#define ROOM(field, a, b) ok = ok && room(&(field), base, bytes, a, b, sizeof *(field))
-    ROOM(h->ids, n, 1);
-    ROOM(h->pos, n, 1);
-    ROOM(h->seq, n, 1);
-    ROOM(h->pick, n, 1);
+    struct carve c = carve_at((uintptr_t)base);
+    CARVE(c, h->ids, n, 1);
+    CARVE(c, h->pos, n, 1);
+    CARVE(c, h->seq, n, 1);
+    CARVE(c, h->pick, n, 1);
     for (int i = 0; i < ATTN_LISTS; i++)
-        ROOM(h->blocks[i], n, 1);
-    ROOM(h->specs, n, 1);
-    ROOM(h->tables, seqs, (size_t)m->max_pages);
-    ROOM(f->results, n, 1);
-    ROOM(f->clear, (size_t)m->n_pages, 1);
-    if (m->tells) ROOM(f->packed, n * (size_t)m->c.n_layers, (size_t)m->c.top_k);
-#undef ROOM
-    return ok;
+        CARVE(c, h->blocks[i], n, 1);
+    CARVE(c, h->specs, n, 1);
+    CARVE(c, h->tables, seqs, (size_t)m->max_pages);
+    CARVE(c, f->results, n, 1);
+    CARVE(c, f->clear, (size_t)m->n_pages, 1);
+    if (m->tells) CARVE(c, f->packed, n * (size_t)m->c.n_layers, (size_t)m->c.top_k);
+    *bytes = c.bytes;
+    return c.ok;
 }
 
 static err_t flight_new(struct cuda_flight *f, const struct cuda_model *m, struct err *e)

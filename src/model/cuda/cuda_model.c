@@ -1,31 +1,13 @@
 #include "backend/cuda/slot.h"
 #include "model/cuda/cuda_model.h"
 #include "backend/cuda/layout_cuda.h"
-#include "base/mem.h"
+#include "base/carve.h"
 #include "model/cuda/cuda.h"
 #include "model/rope.h"
 #include <stdio.h>
 #include <string.h>
 
-/* --- buffers: one table says what a step needs
- * ---------------------------------------------------- */
-
-enum { ALIGN = 256 };
-
-struct plan {
-    size_t at;
-    bool ok;
-};
-
-/* Room for n elements; `at` of the plan moves on. */
-static size_t room(struct plan *p, size_t a, size_t b, size_t elem)
-{
-    size_t at = p->at, n, bytes, end;
-    p->ok = p->ok && mul_size(&n, a, b) && mul_size(&bytes, n, elem) && add_size(&end, at, bytes) &&
-            add_size(&end, end, ALIGN - 1);
-    if (p->ok) p->at = end / ALIGN * ALIGN;
-    return at;
-}
+/* --- buffers: one table says what a step needs --- */
 
 /* Pages of the longest table a step may have: whole chunks, a power of two of them. */
 static int32_t table_pages(int32_t positions)
@@ -51,7 +33,7 @@ static size_t act_scales_most(const struct config *c, size_t top_k)
 static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
 {
     const struct config *c = &m->c;
-    struct plan p = {.ok = true};
+    struct carve p = carve_at(base);
     size_t n = (size_t)m->cap, hidden = (size_t)c->hidden_size, k = (size_t)c->top_k;
     size_t nq = (size_t)(c->n_heads * c->head_dim), nkv = (size_t)(c->n_kv_heads * c->head_dim);
     size_t inner = k * (size_t)c->moe_intermediate_size, ne = (size_t)c->n_experts;
@@ -59,52 +41,49 @@ static bool place(struct cuda_model *m, devptr_t base, size_t *bytes)
     size_t rows = CUDA_ROWS, vocab = (size_t)m->ld_logits, seqs = (size_t)m->cap_seqs;
     if (inner < (size_t)c->intermediate_size) inner = (size_t)c->intermediate_size;
     if (k == 0) k = 1;
-#define PLACE(field, a, b) m->field = (void *)(uintptr_t)(base + room(&p, a, b, sizeof *m->field))
-    PLACE(x, n, hidden);
-    PLACE(y, n, hidden);
-    PLACE(a, n, hidden);
-    PLACE(qkv, n, nq + 2 * nkv);
-    PLACE(att_q, n, nq);
-    PLACE(att_o, n, nq);
-    PLACE(router, n, ne + 1);
-    PLACE(packed, m->tells ? n * (size_t)c->n_layers : n, k);
-    PLACE(row_of, n, k);
-    PLACE(token_of, n, k);
-    PLACE(offsets, ne + 1, 1);
-    PLACE(ticket, 1, 1);
-    PLACE(h, n, inner);
-    PLACE(act_scale, n, act_scales_most(c, k));
-    PLACE(expert_out, n * k, hidden);
-    PLACE(logits, rows, vocab);
-    PLACE(counts, rows, vocab);
-    PLACE(lowered, rows, 2);
-    PLACE(states, rows, 1);
-    PLACE(order, rows, SAMPLE_ORDER);
-    PLACE(results, n, 1);
-    PLACE(drawn, n, 1);
-    PLACE(cos, pos, half);
-    PLACE(sin, pos, half);
-    PLACE(state, n, nq);
-    PLACE(state_ml, n, 2 * (size_t)c->n_heads);
+    CARVE(p, m->x, n, hidden);
+    CARVE(p, m->y, n, hidden);
+    CARVE(p, m->a, n, hidden);
+    CARVE(p, m->qkv, n, nq + 2 * nkv);
+    CARVE(p, m->att_q, n, nq);
+    CARVE(p, m->att_o, n, nq);
+    CARVE(p, m->router, n, ne + 1);
+    CARVE(p, m->packed, m->tells ? n * (size_t)c->n_layers : n, k);
+    CARVE(p, m->row_of, n, k);
+    CARVE(p, m->token_of, n, k);
+    CARVE(p, m->offsets, ne + 1, 1);
+    CARVE(p, m->ticket, 1, 1);
+    CARVE(p, m->h, n, inner);
+    CARVE(p, m->act_scale, n, act_scales_most(c, k));
+    CARVE(p, m->expert_out, n * k, hidden);
+    CARVE(p, m->logits, rows, vocab);
+    CARVE(p, m->counts, rows, vocab);
+    CARVE(p, m->lowered, rows, 2);
+    CARVE(p, m->states, rows, 1);
+    CARVE(p, m->order, rows, SAMPLE_ORDER);
+    CARVE(p, m->results, n, 1);
+    CARVE(p, m->drawn, n, 1);
+    CARVE(p, m->cos, pos, half);
+    CARVE(p, m->sin, pos, half);
+    CARVE(p, m->state, n, nq);
+    CARVE(p, m->state_ml, n, 2 * (size_t)c->n_heads);
     for (int i = 0; i < ATTN_LISTS; i++) {
-        PLACE(spans[i], n + 1, 1);
-        PLACE(dev.blocks[i], n, 1);
+        CARVE(p, m->spans[i], n + 1, 1);
+        CARVE(p, m->dev.blocks[i], n, 1);
     }
-    PLACE(arrived, n, (size_t)c->n_kv_heads);
-    PLACE(clear_dev, (size_t)m->n_pages, 1);
-    PLACE(dev.ids, n, 1);
-    PLACE(dev.pos, n, 1);
-    PLACE(dev.seq, n, 1);
-    PLACE(dev.pick, n, 1);
-    PLACE(dev.specs, n, 1);
-    PLACE(dev.tables, seqs, (size_t)m->max_pages);
-#undef PLACE
-    *bytes = p.at;
+    CARVE(p, m->arrived, n, (size_t)c->n_kv_heads);
+    CARVE(p, m->clear_dev, (size_t)m->n_pages, 1);
+    CARVE(p, m->dev.ids, n, 1);
+    CARVE(p, m->dev.pos, n, 1);
+    CARVE(p, m->dev.seq, n, 1);
+    CARVE(p, m->dev.pick, n, 1);
+    CARVE(p, m->dev.specs, n, 1);
+    CARVE(p, m->dev.tables, seqs, (size_t)m->max_pages);
+    *bytes = p.bytes;
     return p.ok;
 }
 
-/* --- weights
- * -------------------------------------------------------------------------------------- */
+/* --- weights --- */
 
 struct tables {
     struct cuda_model *m;
@@ -193,8 +172,7 @@ void cuda_read_scales(struct cuda_model *m)
     m->epoch = store_epoch(m->store);
 }
 
-/* --- life
- * ----------------------------------------------------------------------------------------- */
+/* --- life --- */
 
 static err_t upload_angles(struct cuda_model *m, struct err *e)
 {

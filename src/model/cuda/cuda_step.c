@@ -31,8 +31,7 @@ static void fail(struct cuda_model *m, err_t rc, const char *text)
     (void)err_set(&m->error, rc, "%s", text);
 }
 
-/* --- the arrays of a step ------------------------------------------------------------------------
- */
+/* --- the arrays of a step --- */
 
 static int32_t max_chunks_of(const struct step *st, int32_t t0, int32_t n)
 {
@@ -239,8 +238,7 @@ static void pad_rows(struct cuda_slice *s, int32_t n)
     }
 }
 
-/* --- running it ----------------------------------------------------------------------------------
- */
+/* --- running it --- */
 
 /* Kept until the next step.  A page given out and taken back several times between two steps is noted each
  * time: a full list is worked off at once. */

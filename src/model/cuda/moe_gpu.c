@@ -1,9 +1,7 @@
 #include "backend/cuda/kernels.h"
-#include "base/mem.h"
+#include "base/carve.h"
 #include "model/cuda/moe_gpu_state.h"
 #include <math.h>
-
-enum { ALIGN = 256 };
 
 static err_t check_shape(const struct moe_gpu_shape *s, struct err *e)
 {
@@ -30,46 +28,30 @@ static err_t check_shape(const struct moe_gpu_shape *s, struct err *e)
     return OK;
 }
 
-struct plan {
-    size_t at;
-    bool ok;
-};
-
-static size_t room(struct plan *p, size_t a, size_t b, size_t elem)
-{
-    size_t at = p->at, n, bytes, end;
-    p->ok = p->ok && mul_size(&n, a, b) && mul_size(&bytes, n, elem) && add_size(&end, at, bytes) &&
-            add_size(&end, end, ALIGN - 1);
-    if (p->ok) p->at = end / ALIGN * ALIGN;
-    return at;
-}
-
 /* Places of all buffers from `base` (0: sizes alone). */
 static bool place(struct moe_gpu *g, devptr_t base, size_t *bytes)
 {
     const struct moe_gpu_shape *s = &g->s;
-    struct plan p = {.ok = true};
+    struct carve c = carve_at(base);
     size_t t = (size_t)s->max_tokens, k = (size_t)s->top_k, rows = t * k;
     size_t hidden = (size_t)s->hidden, inner = (size_t)s->inner, ne = (size_t)s->n_local;
     size_t x_scales = act_scales(ACT_FP8_BLOCK, hidden),
            h_scales = act_scales(ACT_FP8_BLOCK, inner);
-#define PLACE(field, a, b) g->field = (void *)(uintptr_t)(base + room(&p, a, b, sizeof *g->field))
-    PLACE(x, t, hidden);
-    PLACE(x_act, s->act == ACT_BF16 ? 0 : t, hidden);
-    PLACE(h, rows, inner);
-    PLACE(y, rows, hidden);
-    PLACE(wide, rows, 2 * inner > hidden ? 2 * inner : hidden);
-    PLACE(act_scale, rows, x_scales > h_scales ? x_scales : h_scales);
-    PLACE(packed, t, k);
-    PLACE(row_of, t, k);
-    PLACE(token_of, t, k);
-    PLACE(offsets, ne + 1, 1);
-    PLACE(table, ne, MOE_GPU_MATRICES);
-    PLACE(vectors, moe_gpu_vector_floats(s), 1);
-    PLACE(inputs, 2, 1);
-#undef PLACE
-    *bytes = p.at;
-    return p.ok;
+    CARVE(c, g->x, t, hidden);
+    CARVE(c, g->x_act, s->act == ACT_BF16 ? 0 : t, hidden);
+    CARVE(c, g->h, rows, inner);
+    CARVE(c, g->y, rows, hidden);
+    CARVE(c, g->wide, rows, 2 * inner > hidden ? 2 * inner : hidden);
+    CARVE(c, g->act_scale, rows, x_scales > h_scales ? x_scales : h_scales);
+    CARVE(c, g->packed, t, k);
+    CARVE(c, g->row_of, t, k);
+    CARVE(c, g->token_of, t, k);
+    CARVE(c, g->offsets, ne + 1, 1);
+    CARVE(c, g->table, ne, MOE_GPU_MATRICES);
+    CARVE(c, g->vectors, moe_gpu_vector_floats(s), 1);
+    CARVE(c, g->inputs, 2, 1);
+    *bytes = c.bytes;
+    return c.ok;
 }
 
 err_t moe_gpu_work_bytes(size_t *out, const struct moe_gpu_shape *s, struct err *e)
@@ -117,9 +99,9 @@ static err_t take_work(struct moe_gpu *g, void *work, size_t work_bytes, struct 
     size_t bytes;
     devptr_t base = host_addr(work);
     (void)place(g, 0, &bytes); /* known to fit: moe_gpu_work_bytes */
-    if (work && (work_bytes < bytes || base % ALIGN))
+    if (work && (work_bytes < bytes || base % CARVE_ALIGN))
         return err_set(e, ERR_INPUT, "workspace: %zu bytes at %p; needed: %zu at a multiple of %d",
-                       work_bytes, work, bytes, ALIGN);
+                       work_bytes, work, bytes, CARVE_ALIGN);
     err_t rc = work ? OK : device_alloc(&g->own_work, g->d, bytes, e);
     if (rc == OK) (void)place(g, work ? base : g->own_work, &bytes);
     return rc;
@@ -163,8 +145,7 @@ void moe_gpu_free(struct moe_gpu *g)
     mem_free(g);
 }
 
-/* --- run
- * ------------------------------------------------------------------------------------------ */
+/* --- run --- */
 
 /* One slice of a call. */
 struct run {
