@@ -45,20 +45,31 @@ else
 SRC     := $(filter-out $(filter-out %/absent.c %/layout_cuda.c,$(wildcard src/*/cuda/*.c)),$(SRC))
 endif
 OBJ     := $(SRC:src/%.c=$(OUT)/obj/%.o) $(OUT)/obj/server/page.o $(MODULES)
+ifdef REF # what rounds lies in these two; the rest is taken from the build beside it
+PLAIN   := build$(if $(SAN),/$(SAN))
+SHARED  := $(patsubst $(OUT)/%,$(PLAIN)/%,$(filter-out $(OUT)/obj/backend/% $(OUT)/obj/model/% $(MODULES),$(OBJ)))
+OBJ     := $(filter $(OUT)/obj/backend/% $(OUT)/obj/model/% $(MODULES),$(OBJ)) $(SHARED)
+$(SHARED): shared-objects ;
+shared-objects:
+	@$(MAKE) --no-print-directory REF= OUT=$(PLAIN) objects
+endif
 LIBOBJ  := $(filter-out $(OUT)/obj/cli/main.o,$(OBJ))
 TESTS   := $(patsubst test/unit/%.c,$(OUT)/test/%,$(sort $(wildcard test/unit/test_*.c)))
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 
+.DEFAULT_GOAL := all
 all: $(OUT)/moult
+objects: $(OBJ)
 
-$(OUT)/moult: $(OBJ)
+SERVED  := $(if $(SAN),$(patsubst $(OUT)/obj/backend/cpu/kernels_%,$(OUT)/bare/backend/cpu/kernels_%,$(OBJ)),$(OBJ))
+$(OUT)/moult: $(SERVED)
 	$(CC) $(ALL_CF) -o $@ $^ $(LIBS)
 
 # The units of one instruction set carry its flags; the rest is built for the base architecture.
 ifeq ($(ARCH),x86_64)
-$(OUT)/obj/base/%_avx2.o: ISA := -mavx2
-$(OUT)/obj/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
-$(OUT)/obj/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma
+%/base/digest_avx2.o: ISA := -mavx2
+%/cpu/kernels_avx2.o: ISA := -mavx2 -mfma -mf16c
+%/cpu/kernels_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma
 endif
 
 # Encoding gains a factor of two from vectorized loops, which gcc 12 leaves alone at -O2.
@@ -66,7 +77,12 @@ $(OUT)/obj/format/encode_%.o: ISA := $(if $(SAN),,-O3)
 
 $(OUT)/obj/%.o: src/%.c $(OUT)/flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CF) $(ISA) -MMD -MP -c -o $@ $<
+	$(CC) $(ALL_CF) $(ISA) $(BARE) -MMD -MP -c -o $@ $<
+
+# Unit tests have the CPU's kernels under the sanitizers; the program, whose tests compute far more, has them bare.
+$(OUT)/bare/%.o: src/%.c $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CF) $(ISA) -O2 -fno-sanitize=all -MMD -MP -c -o $@ $<
 
 # The page at /, embedded as it is (server/page.h).
 $(OUT)/obj/server/page.o: src/server/page.html
@@ -95,8 +111,6 @@ LIBMOE  := $(wildcard src/format/*.c src/backend/*.c src/backend/cpu/*.c) \
            $(if $(filter 1,$(CUDA)),$(patsubst %,src/backend/cuda/%.c,device queue memory gemm gemm_few kernels repack layout_cuda slot) \
            $(wildcard src/model/cuda/moe_*.c),src/model/cuda/absent.c)
 PICOBJ  := $(LIBMOE:src/%.c=$(OUT)/pic/%.o)
-$(OUT)/pic/backend/cpu/%_avx2.o: ISA := -mavx2 -mfma -mf16c
-$(OUT)/pic/backend/cpu/%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma
 $(OUT)/pic/%.o: src/%.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CF) $(ISA) -fPIC -fvisibility=hidden -MMD -MP -c -o $@ $<
@@ -182,6 +196,10 @@ build/fuzz/%: fuzz/%.c $(wildcard fuzz/*.h) $(FUZZ_A)
 	clang -std=c17 -D_GNU_SOURCE -Isrc -pthread -g -O1 $(WARN) -fsanitize=fuzzer,address,undefined \
 	    $(PKG_CF) -o $@ $< $(FUZZ_A) $(LIBS)
 fuzz-lib: $(LIB_A)
+# No fuzzer computes.
+ifeq ($(SAN),$(FUZZ_SAN))
+$(OUT)/obj/backend/%.o: BARE := -fno-sanitize=all
+endif
 fuzz: $(FUZZERS)
 	@set -e; for f in $(FUZZERS); do n=$$(basename $$f); echo "== $$n"; \
 	    mkdir -p build/corpus/$$n; seeds=; [ -d fuzz/corpus/$$n ] && seeds=fuzz/corpus/$$n; \
@@ -230,5 +248,5 @@ install: $(OUT)/moult $(OUT)/libmoult.so $(OUT)/moult.1 $(OUT)/moult.bash
 clean:
 	rm -rf build
 
-.PHONY: all lib tests unit tsan-tests tsan-unit tools docs cuda-tests model-tests cuda-benches check-cuda fuzz fuzz-lib layers bench check check-quick install clean FORCE
--include $(OBJ:.o=.d) $(PICOBJ:.o=.d) $(TESTS:=.d) $(TOOLS:=.d) $(CUDA_TESTS:=.d) $(FATBINS:.fatbin=.d)
+.PHONY: all objects shared-objects lib tests unit tsan-tests tsan-unit tools docs cuda-tests model-tests cuda-benches check-cuda fuzz fuzz-lib layers bench check check-quick install clean FORCE
+-include $(OBJ:.o=.d) $(SERVED:.o=.d) $(PICOBJ:.o=.d) $(TESTS:=.d) $(TOOLS:=.d) $(CUDA_TESTS:=.d) $(FATBINS:.fatbin=.d)

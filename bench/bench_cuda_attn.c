@@ -34,7 +34,6 @@ struct bench {
     int32_t seqs, context, tokens; /* the last `tokens` of each sequence are queries */
     int32_t shared;                /* leading tokens whose pages all sequences share */
     bool cascade;                  /* whole shared chunks are read once for many sequences */
-    bool tail;                     /* and tiles of the next chunk that are shared for a few */
     bool few;                      /* by kernels_attn_few, with norms, rotation and KV write */
 };
 
@@ -86,7 +85,7 @@ static devptr_t random_kv(struct rig *r, kv_type_t kv, size_t bytes)
 struct setup {
     int32_t n_blocks, n_tokens, n_pages, table_ld, n_shared;
     struct attn_block *blocks, *shared;
-    int32_t *pos, *tables, *seq;
+    int32_t *pos, *tables;
 };
 
 static int by_keys(const void *a, const void *b, void *pos)
@@ -104,13 +103,9 @@ static void setup_new(struct setup *s, const struct bench *b, int32_t most, int3
     s->shared = mem_alloc((size_t)s->n_tokens * sizeof *s->shared);
     for (int32_t i = 0; b->cascade && i < b->seqs; i += most_shared)
         s->shared[s->n_shared++] = (struct attn_block){
-            i, b->seqs - i < most_shared ? b->seqs - i : most_shared, i, b->shared / ATTN_CHUNK,
-            b->tail ? b->shared % ATTN_CHUNK / KV_ROWS : 0};
+            i, b->seqs - i < most_shared ? b->seqs - i : most_shared, i, b->shared / ATTN_CHUNK};
     s->pos = mem_alloc((size_t)s->n_tokens * 4);
     s->tables = mem_alloc((size_t)(b->seqs * s->table_ld) * 4);
-    s->seq = mem_alloc((size_t)b->seqs * 4);
-    for (int32_t i = 0; i < b->seqs; i++)
-        s->seq[i] = i;
     int32_t own = s->table_ld - b->shared / KV_ROWS;
     s->n_pages = b->shared / KV_ROWS + b->seqs * own;
     for (int32_t i = 0; i < b->seqs; i++) {
@@ -122,8 +117,8 @@ static void setup_new(struct setup *s, const struct bench *b, int32_t most, int3
         }
         for (int32_t t = 0; t < b->tokens; t += most) {
             int32_t n = b->tokens - t < most ? b->tokens - t : most;
-            s->blocks[s->n_blocks++] = (struct attn_block){
-                i * b->tokens + t, n, i, b->cascade ? b->shared / ATTN_CHUNK + b->tail : 0, 0};
+            s->blocks[s->n_blocks++] = (struct attn_block){i * b->tokens + t, n, i,
+                                                           b->cascade ? b->shared / ATTN_CHUNK : 0};
         }
         for (int32_t t = 0; t < b->tokens; t++)
             s->pos[i * b->tokens + t] = b->context - b->tokens + t;
@@ -175,10 +170,13 @@ static void report(const struct rig *r, const struct bench *b, double us)
 /* The same work from q, k and v as the projections leave them; 4 MiB of any numbers stand for all
  * of those. */
 static struct attn_few_args few_of(struct rig *r, const struct bench *b, const struct attn_args *a,
-                                   const int32_t *pos, const int32_t *seq)
+                                   const int32_t *pos)
 {
     struct attn_few_args f = {.out = a->out, .scale = a->scale};
     if (!b->few) return f;
+    int32_t *seq = mem_alloc((size_t)b->seqs * 4);
+    for (int32_t i = 0; i < b->seqs; i++)
+        seq[i] = i;
     devptr_t numbers = random_kv(r, KV_BF16, 4u << 20);
     f.rope = (struct rope_args){.qkv = (const float *)numbers,
                                 .ld = (HEADS + 2 * KV_HEADS) * HEAD_DIM,
@@ -187,7 +185,7 @@ static struct attn_few_args few_of(struct rig *r, const struct bench *b, const s
                                 .cos = (const float *)numbers,
                                 .sin = (const float *)numbers,
                                 .pos = pos,
-                                .seq = seq,
+                                .seq = (const int32_t *)upload(r, seq, (size_t)b->seqs * 4),
                                 .tables = a->tables,
                                 .table_ld = a->table_ld,
                                 .n_heads = HEADS,
@@ -195,6 +193,7 @@ static struct attn_few_args few_of(struct rig *r, const struct bench *b, const s
                                 .eps = 1e-6f,
                                 .k_scale = 1.0f,
                                 .v_scale = 1.0f};
+    mem_free(seq);
     return f;
 }
 
@@ -234,8 +233,7 @@ static void run(struct rig *r, const struct bench *b)
                       alloc(r, rows * 2),
                       alloc(r, (size_t)s.n_tokens * HEADS * 8),
                       upload(r, s.shared, (size_t)s.n_shared * sizeof *s.shared),
-                      alloc(r, ((size_t)s.n_shared + 1) * sizeof(struct attn_span)),
-                      upload(r, s.seq, (size_t)b->seqs * 4)};
+                      alloc(r, ((size_t)s.n_shared + 1) * sizeof(struct attn_span))};
     struct attn_plan_args p = {.blocks = (const struct attn_block *)dev[3],
                                .pos = (const int32_t *)dev[4],
                                .spans = (struct attn_span *)dev[5],
@@ -271,17 +269,13 @@ static void run(struct rig *r, const struct bench *b)
     }
     kernels_attn_plan(k, r->q, b->kind, &p, false);
     must(queue_sync(r->q, &e), &e);
-    struct attn_few_args few = few_of(r, b, &a, p.pos, (const int32_t *)dev[14]);
+    struct attn_few_args few = few_of(r, b, &a, p.pos);
     struct graph *g = NULL;
-    struct attn_tail_args tail = {prefix, (const struct attn_block *)dev[12], p.pos,
-                                  (const int32_t *)dev[14]};
     queue_capture(r->q);
     for (int32_t i = 0; i < layers; i++) {
         prefix.k = a.k = (const void *)(kp + layer * (size_t)i);
         prefix.v = a.v = (const void *)(vp + layer * (size_t)i);
         if (s.n_shared) kernels_attn_prefix(k, r->q, &prefix, i > 0);
-        tail.attn = prefix;
-        if (b->tail) kernels_attn_tail(k, r->q, &tail, i > 0);
         few.rope.k = (void *)(uintptr_t)a.k;
         few.rope.v = (void *)(uintptr_t)a.v;
         if (b->few)
@@ -294,52 +288,39 @@ static void run(struct rig *r, const struct bench *b)
     graph_free(g);
     for (size_t i = 0; i < sizeof dev / sizeof dev[0]; i++)
         device_free(r->d, dev[i]);
-    mem_free(s.blocks), mem_free(s.shared), mem_free(s.pos), mem_free(s.tables), mem_free(s.seq);
+    mem_free(s.blocks), mem_free(s.shared), mem_free(s.pos), mem_free(s.tables);
     kernels_free(k);
 }
 
 int main(int argc, char **argv)
 {
     static const struct bench benches[] = {
-        {"decode bf16, batch 1 x 1,000", KV_BF16, ATTN_DECODE, 1, 1000, 1, 0, false, false, false},
-        {"decode bf16, batch 8 x 1,000", KV_BF16, ATTN_DECODE, 8, 1000, 1, 0, false, false, false},
-        {"few bf16, batch 1 x 200", KV_BF16, ATTN_DECODE, 1, 200, 1, 0, false, false, true},
-        {"few bf16, batch 1 x 1,000", KV_BF16, ATTN_DECODE, 1, 1000, 1, 0, false, false, true},
-        {"few bf16, batch 1 x 2,000", KV_BF16, ATTN_DECODE, 1, 2000, 1, 0, false, false, true},
-        {"few bf16, batch 8 x 1,000", KV_BF16, ATTN_DECODE, 8, 1000, 1, 0, false, false, true},
-        {"decode bf16, batch 64 x 1,000", KV_BF16, ATTN_DECODE, 64, 1000, 1, 0, false, false,
-         false},
-        {"decode bf16, batch 64 x 1,024", KV_BF16, ATTN_DECODE, 64, 1024, 1, 0, false, false,
-         false},
-        {"decode bf16, batch 256 x 1,000", KV_BF16, ATTN_DECODE, 256, 1000, 1, 0, false, false,
-         false},
-        {"decode bf16, batch 256 x 1,024", KV_BF16, ATTN_DECODE, 256, 1024, 1, 0, false, false,
-         false},
+        {"decode bf16, batch 1 x 1,000", KV_BF16, ATTN_DECODE, 1, 1000, 1, 0, false, false},
+        {"decode bf16, batch 8 x 1,000", KV_BF16, ATTN_DECODE, 8, 1000, 1, 0, false, false},
+        {"few bf16, batch 1 x 200", KV_BF16, ATTN_DECODE, 1, 200, 1, 0, false, true},
+        {"few bf16, batch 1 x 1,000", KV_BF16, ATTN_DECODE, 1, 1000, 1, 0, false, true},
+        {"few bf16, batch 1 x 2,000", KV_BF16, ATTN_DECODE, 1, 2000, 1, 0, false, true},
+        {"few bf16, batch 8 x 1,000", KV_BF16, ATTN_DECODE, 8, 1000, 1, 0, false, true},
+        {"decode bf16, batch 64 x 1,000", KV_BF16, ATTN_DECODE, 64, 1000, 1, 0, false, false},
+        {"decode bf16, batch 64 x 1,024", KV_BF16, ATTN_DECODE, 64, 1024, 1, 0, false, false},
+        {"decode bf16, batch 256 x 1,000", KV_BF16, ATTN_DECODE, 256, 1000, 1, 0, false, false},
+        {"decode bf16, batch 256 x 1,024", KV_BF16, ATTN_DECODE, 256, 1024, 1, 0, false, false},
         {"decode bf16, 1,209 x 1,100, 960 shared", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960, false,
-         false, false},
-        {"the same, read once", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960, true, false, false},
-        {"and the rest of what is shared", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960, true, true,
          false},
-        {"the same, 1,209 x 1,000", KV_BF16, ATTN_DECODE, 1209, 1000, 1, 960, true, true, false},
-        {"without the rest, 1,209 x 1,000", KV_BF16, ATTN_DECODE, 1209, 1000, 1, 960, true, false,
-         false},
-        {"decode bf16, batch 1 x 32,768", KV_BF16, ATTN_DECODE, 1, 32768, 1, 0, false, false,
-         false},
-        {"decode e4m3, batch 1 x 1,000", KV_E4M3, ATTN_DECODE, 1, 1000, 1, 0, false, false, false},
-        {"few e4m3, batch 1 x 1,000", KV_E4M3, ATTN_DECODE, 1, 1000, 1, 0, false, false, true},
-        {"decode e4m3, batch 64 x 1,000", KV_E4M3, ATTN_DECODE, 64, 1000, 1, 0, false, false,
-         false},
-        {"decode e4m3, batch 256 x 1,000", KV_E4M3, ATTN_DECODE, 256, 1000, 1, 0, false, false,
-         false},
-        {"prefill bf16, 1 x 8,192", KV_BF16, ATTN_PREFILL, 1, 8192, 8192, 0, false, false, false},
-        {"prefill bf16, 8 x 1,024", KV_BF16, ATTN_PREFILL, 8, 1024, 1024, 0, false, false, false},
-        {"prefill bf16, 512 after 7,680", KV_BF16, ATTN_PREFILL, 1, 8192, 512, 0, false, false,
-         false},
+        {"the same, read once", KV_BF16, ATTN_DECODE, 1209, 1100, 1, 960, true, false},
+        {"decode bf16, batch 1 x 32,768", KV_BF16, ATTN_DECODE, 1, 32768, 1, 0, false, false},
+        {"decode e4m3, batch 1 x 1,000", KV_E4M3, ATTN_DECODE, 1, 1000, 1, 0, false, false},
+        {"few e4m3, batch 1 x 1,000", KV_E4M3, ATTN_DECODE, 1, 1000, 1, 0, false, true},
+        {"decode e4m3, batch 64 x 1,000", KV_E4M3, ATTN_DECODE, 64, 1000, 1, 0, false, false},
+        {"decode e4m3, batch 256 x 1,000", KV_E4M3, ATTN_DECODE, 256, 1000, 1, 0, false, false},
+        {"prefill bf16, 1 x 8,192", KV_BF16, ATTN_PREFILL, 1, 8192, 8192, 0, false, false},
+        {"prefill bf16, 8 x 1,024", KV_BF16, ATTN_PREFILL, 8, 1024, 1024, 0, false, false},
+        {"prefill bf16, 512 after 7,680", KV_BF16, ATTN_PREFILL, 1, 8192, 512, 0, false, false},
         {"prefill bf16, 64 x 128 after 1,000", KV_BF16, ATTN_PREFILL, 64, 1128, 128, 0, false,
-         false, false},
-        {"short bf16, 512 after 7,680", KV_BF16, ATTN_SHORT, 1, 8192, 512, 0, false, false, false},
-        {"short bf16, 32 after 32,736", KV_BF16, ATTN_SHORT, 1, 32768, 32, 0, false, false, false},
-        {"prefill e4m3, 1 x 8,192", KV_E4M3, ATTN_PREFILL, 1, 8192, 8192, 0, false, false, false},
+         false},
+        {"short bf16, 512 after 7,680", KV_BF16, ATTN_SHORT, 1, 8192, 512, 0, false, false},
+        {"short bf16, 32 after 32,736", KV_BF16, ATTN_SHORT, 1, 32768, 32, 0, false, false},
+        {"prefill e4m3, 1 x 8,192", KV_E4M3, ATTN_PREFILL, 1, 8192, 8192, 0, false, false},
     };
     static const struct option options[] = {{"json", 1, NULL, 'j'}, {NULL, 0, NULL, 0}};
     struct rig r = {0};

@@ -3,6 +3,7 @@
 Standard library and numpy only.
 """
 import base64
+import bisect
 import http.client
 import json
 import os
@@ -17,13 +18,14 @@ PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 class Sample:
-    """One answer: ids of prompt and answer, the server's log-probabilities of the answer's ids, the text,
-    and with routed experts [ids - 1, layers, top_k] of every token but the last."""
+    """One answer: ids of prompt and answer, the server's log-probabilities of the answer's ids and their texts,
+    the text, and with routed experts [ids - 1, layers, top_k] of every token but the last."""
 
     def __init__(self, prompt, reply):
         meta = reply["meta_info"]
         self.prompt, self.ids, self.text = prompt, prompt + reply["output_ids"], reply["text"]
         self.logprobs = [t[0] for t in meta["output_token_logprobs"]]
+        self.pieces = [t[2] for t in meta["output_token_logprobs"]]
         self.version, self.finish, self.routes = meta["weight_version"], meta["finish_reason"]["type"], None
         if meta.get("routed_experts"):
             flat = np.frombuffer(bytearray(base64.b64decode(meta["routed_experts"])), "<i4")
@@ -52,7 +54,7 @@ class Client:
         """n Samples of each prompt, prompt by prompt; log-probabilities are those at this temperature."""
         params = [{"n": n, "temperature": temperature, "max_new_tokens": most, "sampling_seed": seed * 1000003 + i}
                   for i in range(len(prompts))]
-        body = {"input_ids": prompts, "return_logprob": True, "sampling_params": params}
+        body = {"input_ids": prompts, "return_logprob": True, "return_text_in_logprobs": True, "sampling_params": params}
         if routes:
             body["return_routed_experts"] = True
         r = self.ask("POST", "/generate", body)
@@ -110,3 +112,17 @@ def last_number(text):
 
 def right(text, answer):
     return last_number(text) == last_number(answer)
+
+
+def notes(sample):
+    """The notes <<a+b=c>> of an answer: (its tokens up to the end of the note, whether the note is true)."""
+    text, ends = "", []
+    for piece in sample.pieces:
+        text += piece or ""
+        ends.append(len(text))
+    out = []
+    for m in re.finditer(r"<<(\d+)([-+*/])(\d+)=(\d+)>>", text):
+        a, b, c = int(m[1]), int(m[3]), int(m[4])
+        true = {"+": a + b == c, "-": a - b == c, "*": a * b == c, "/": b > 0 and a == b * c}[m[2]]
+        out.append((bisect.bisect_left(ends, m.end()) + 1, true))
+    return out

@@ -2,11 +2,11 @@
 
     python3 examples/rl/train.py --out /tmp/rl          # README.md says what comes out
 
-A step: the server samples `--group` answers to each of `--prompts` problems; a right answer earns 1; its
-advantage is the reward less the group's mean.  Groups that are all right or all wrong say nothing and are
-left out; problems of medium difficulty are asked again in a later step.  The objective is PPO's clipped one
-on the ratio of the trainer's probability to the one that the server reported, so that it also corrects for
-how the two differ.  After `--minibatches` optimizer steps the weights are written as BF16 and the server
+A step: the server samples `--group` answers to each of `--prompts` problems; a right answer earns 1, and
+the tokens of each calculation in it that is true earn `--notes`; advantages are those less the group's means.
+Groups that are all right or all wrong are left out; problems of medium difficulty are asked again in a later
+step.  The objective is PPO's clipped one on the ratio of the trainer's probability to the one that the server
+reported, so that it also corrects for how the two differ.  After `--minibatches` optimizer steps the weights are written as BF16 and the server
 loads them in place, under the next weight version.
 
 Mismatch is taken on the first minibatch, when both sides hold the same weights.
@@ -26,7 +26,7 @@ import torch
 import problems
 from model import Model
 from muon import Muon
-from rollout import PROMPT, Client, Server, right
+from rollout import PROMPT, Client, Server, notes, right
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -45,21 +45,21 @@ def options():
     p.add_argument("--prompts", type=int, default=32, help="problems a step")
     p.add_argument("--group", type=int, default=8, help="answers to a problem")
     p.add_argument("--again", type=int, default=3, help="times that a problem of medium difficulty is asked again")
+    p.add_argument("--notes", type=float, default=0.5, help="reward of a true calculation, for its own tokens; 0: none")
     p.add_argument("--minibatches", type=int, default=2, help="optimizer steps a step")
     p.add_argument("--most", type=int, default=160, help="new tokens of an answer")
     p.add_argument("--temperature", type=float, default=0.8, help="of the answers, in both programs")
-    p.add_argument("--lr", type=float, default=2.8e-4, help="Muon's; after the first 8 optimizer steps")
-    p.add_argument("--momentum", type=float, default=0.9, help="Muon's")
+    p.add_argument("--lr", type=float, default=1.2e-4, help="Muon's, at first; falls to a tenth of it over the run")
+    p.add_argument("--momentum", type=float, default=0.95, help="Muon's")
     p.add_argument("--frozen", nargs="*", default=["embed", "head", "gate"], metavar="NAME",
                    help="matrices that stay; vectors do in any case")
     p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.28), help="below and above 1")
-    p.add_argument("--average", type=float, default=0.96, help="decay an optimizer step of the average that is evaluated")
+    p.add_argument("--average", type=float, default=0.97, help="decay an optimizer step of the average that is evaluated")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--eval-every", type=int, default=25, help="steps; also before the first and after the last")
     p.add_argument("--questions", type=int, nargs=2, default=(403, 1209), help="of an evaluation, and of the last one")
     p.add_argument("--replay", choices=("off", "report", "train"), default="off",
                    help="routing replay: report the mismatch with it too, or also train with it")
-    p.add_argument("--float32", action="store_true", help="no BF16 products, which PyTorch uses on CPUs with AMX")
     p.add_argument("--threads", type=int, default=2, help="of the trainer, and of the server that is started")
     return p.parse_args()
 
@@ -96,6 +96,26 @@ class Stream:
             self.back.append(p)
 
 
+def credit(group, rewards, weight):
+    """The advantage of every token of the answers of a group.
+
+    The tokens of a calculation also get `weight` if its note <<a+b=c>> is true, less the mean of the group's notes.
+    What comes after the first false one in a wrong answer is not blamed for the answer."""
+    mean, found = sum(rewards) / len(group), [notes(s) if weight else [] for s in group]
+    share = sum(true for f in found for _, true in f) / max(1, sum(len(f) for f in found))
+    out = []
+    for s, reward, f in zip(group, rewards, found):
+        a, start = torch.full((len(s.logprobs),), reward - mean), 0
+        wrong = [end for end, true in f if not true]
+        if wrong and not reward:
+            a[wrong[0]:] = 0
+        for end, true in f:
+            a[start:end] += weight * (true - share)
+            start = end
+        out.append(a)
+    return out
+
+
 def mismatch(trainer, server):
     """What the two say of the same tokens: mean and largest |difference|, and KL(server || trainer) by k3."""
     d = (trainer - server).double()
@@ -114,7 +134,7 @@ class Trainer:
         self.average = copy.deepcopy(self.model)
         self.learned, self.averaged = ([p for p in m.parameters() if p.requires_grad] for m in (self.model, self.average))
         self.exact = [p.detach().clone() for p in self.learned]
-        self.muon, self.updates = Muon(self.exact, o.lr, o.momentum), 0
+        self.muon, self.progress = Muon(self.exact, o.lr, o.momentum), 0.0
 
     def routes(self, samples):
         c = self.model.c
@@ -127,14 +147,14 @@ class Trainer:
                                    self.routes(samples) if replay else None, temperature=self.o.temperature)
 
     def minibatch(self, groups, report):
-        """One optimizer step on groups of (answer, advantage), in parts of like lengths; fills the report if there
+        """One optimizer step on groups of (answer, advantages), in parts of like lengths; fills the report if there
         is one."""
         tokens = sum(len(s.logprobs) for g in groups for s, _ in g)
         groups = sorted(groups, key=lambda g: max(len(s.ids) for s, _ in g))
         both, plain = [], []
         for part in (groups[i:i + 4] for i in range(0, len(groups), 4)):
             some = [s for g in part for s, _ in g]
-            adv = torch.cat([torch.full((len(s.logprobs),), a) for g in part for s, a in g])
+            adv = torch.cat([a for g in part for _, a in g])
             old = torch.tensor([x for s in some for x in s.logprobs])
             new = self.batch(some, self.o.replay == "train")
             ratio = (new - old).exp()
@@ -157,8 +177,7 @@ class Trainer:
 
     @torch.no_grad()
     def update(self):
-        self.updates += 1
-        self.muon.step([p.grad for p in self.learned], min(1, self.updates / 8))
+        self.muon.step([p.grad for p in self.learned], 1 - 0.9 * self.progress)
         for p, exact, average in zip(self.learned, self.exact, self.averaged):
             p.copy_(exact.bfloat16())
             p.grad = None
@@ -179,7 +198,7 @@ class Trainer:
             rewards.append(mean)
             stream.give_back(p, mean)
             if 0 < mean < 1:
-                groups.append([(s, x - mean) for s, x in zip(group, r)])
+                groups.append(list(zip(group, credit(group, r, o.notes))))
         size = max(1, -(-len(groups) // o.minibatches))
         for i in range(0, len(groups), size):
             self.minibatch(groups[i:i + size], report if i == 0 else None)
@@ -223,7 +242,8 @@ def run(o, client, start):
 
     client.update(o.model, "0")
     for number in range(o.steps + 1):
-        last = number == o.steps or o.seconds is not None and time.time() - start > o.seconds
+        trainer.progress = max(number / max(1, o.steps), (time.time() - start) / o.seconds if o.seconds else 0)
+        last = trainer.progress >= 1
         if last or number % o.eval_every == 0:
             say(trainer.evaluate(number, rows[:o.questions[last]]))
         if last:
@@ -237,7 +257,8 @@ def keep_memory():
     """glibc returns large blocks to the system, which has to clear their pages again for the next tensor: keep them."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-3, 1 << 30)        # M_MMAP_THRESHOLD
+        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 def main():
@@ -245,8 +266,6 @@ def main():
     os.makedirs(o.out, exist_ok=True)
     torch.manual_seed(o.seed)
     torch.set_num_threads(o.threads)
-    if not o.float32 and hasattr(torch, "set_float32_matmul_precision"):
-        torch.set_float32_matmul_precision("medium")
     keep_memory()
     if o.url:
         return run(o, Client(o.url), start)

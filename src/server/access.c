@@ -32,6 +32,13 @@ static bool says_json(const struct xchg *x)
     return type && !strncasecmp(type, json, n) && (!type[n] || type[n] == ';' || type[n] == ' ');
 }
 
+/* A router's choice of a rank, of which there is one. */
+static bool is_rank(const struct xchg *x)
+{
+    const char *rank = MHD_lookup_connection_value(x->c, MHD_HEADER_KIND, "X-Data-Parallel-Rank");
+    return !rank || !strcmp(rank, "0");
+}
+
 static bool refuse_loading(struct xchg *x)
 {
     struct server *s = x->s;
@@ -75,6 +82,8 @@ bool access_refuse(struct xchg *x, const char *method)
         return reply_error(x, 503, "waiting for the first weight update (--ready-after-update)"), true;
     if ((x->route->flags & ROUTE_OPENAI) && m == M_POST && !says_json(x))
         return reply_error(x, 400, "Content-Type must be application/json"), true;
+    if ((x->route->flags & ROUTE_OPENAI) && !is_rank(x))
+        return reply_error(x, 400, "X-Data-Parallel-Rank: must be 0, the one rank there is"), true;
     if (x->discard) return reply_error(x, 503, "body: it came before the server was ready"), true;
     return false;
 }

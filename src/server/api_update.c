@@ -14,14 +14,17 @@ struct call {
 static err_t get_options(struct xchg *x, const json_t *b, struct call *c, struct err *e)
 {
     bool finite = true;
+    const char *format = NULL;
     err_t rc;
     if ((rc = json_get_str(b, "model_path", &c->path, e)) ||
         (rc = json_get_str(b, "weight_version", &c->o.weight_version, e)) ||
         (rc = json_get_bool(b, "flush_cache", &c->o.flush_cache, e)) ||
         (rc = api_in_flight(x, b, &c->o, e)) ||
         (rc = json_get_str(b, "manifest", &c->o.manifest, e)) ||
-        (rc = json_get_bool(b, "check_finite", &finite, e)))
+        (rc = json_get_bool(b, "check_finite", &finite, e)) || (rc = json_get_str(b, "load_format", &format, e)))
         return rc;
+    if (format && strcmp(format, "auto") != 0 && strcmp(format, "safetensors") != 0)
+        return json_bad(e, "load_format", json_field(b, "load_format"), "\"auto\" or \"safetensors\"");
     c->o.any_bf16 = !finite;
     const struct update_record *r = NULL;
     if (c->path && strlen(c->path) >= sizeof r->source)

@@ -184,7 +184,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **state,
     else s->live = x->next_live;
     if (x->next_live) x->next_live->prev_live = x->prev_live;
     pthread_mutex_unlock(&s->m);
-    if (x->n_slots && x->n_done < x->n_slots) xchg_left(x);
+    xchg_left(x);
     *state = NULL;
     xchg_unref(x);
 }

@@ -16,6 +16,7 @@ struct doc {
 #define UPDATE                                                                                                        \
     "weight_version string, flush_cache boolean, abort_all_requests boolean, in_flight string, drain_timeout number, " \
     "refuse_older_version boolean"
+#define READ    "load_format string, manifest string, check_finite boolean, "
 #define NOTHING ""
 
 static const struct doc docs[] = {
@@ -53,8 +54,8 @@ static const struct doc docs[] = {
     {"/abort_request", "End requests by the beginning of their id, or all", "rid string, abort_all boolean"},
     {"/pause_generation", "Hold all requests", "mode string"},
     {"/continue_generation", "Go on after a pause", NOTHING},
-    {"/update_weights_from_disk", "Replace the weights by those of a folder", "model_path string!, " UPDATE},
-    {"/stage_weights_from_disk", "Read a folder's weights beside serving", "model_path string!, " UPDATE},
+    {"/update_weights_from_disk", "Replace the weights by those of a folder", "model_path string!, " READ UPDATE},
+    {"/stage_weights_from_disk", "Read a folder's weights beside serving", "model_path string!, " READ UPDATE},
     {"/commit_weights", "Put staged weights in place", "model_path string, " UPDATE},
     {"/discard_staged_weights", "Forget staged weights", NOTHING},
     {"/weight_update_status", "The open update and the last ones", NULL},

@@ -29,6 +29,7 @@ static void api_ping(struct xchg *x, const json_t *b)
 #define NO_SESSION "there are no sessions; the prefix cache finds what prompts share"
 #define NO_TIERS   "the prefix cache lives in one memory"
 #define NO_DIST    "send return_routed_experts with a request to see its routing"
+#define NO_PARSE   "/v1/chat/completions does it with --tool-call-parser and --reasoning-parser"
 #define NO_PROXY   "use /v1/chat/completions, /v1/completions or /generate"
 static const struct {
     const char *path, *why; /* one that ends with / stands for all longer ones */
@@ -62,6 +63,9 @@ static const struct {
     {"/freeze_gc", "there is no garbage collector to freeze"},
     {"/slow_down", "steps are never slowed down"},
     {"/configure_logging", "start the server with --log-level"},
+    {"/parse_function_call", NO_PARSE},
+    {"/separate_reasoning", NO_PARSE},
+    {"/parallelism_config", "the model runs in one process; /server_info tells the sizes"},
     {"/set_internal_state", "none of the settings it takes exist here"},
 };
 

@@ -126,8 +126,7 @@ static void rig_free(struct rig *r)
     kernels_free(r->kernels);
 }
 
-/* What kernels_attn_prefix, and where they have a tail kernels_attn_tail, leave for the `shared`
- * blocks. */
+/* What kernels_attn_prefix leaves for the `shared` blocks. */
 static void run_prefix(struct rig *r, const struct attn_block *shared, int32_t n,
                        struct attn_args a)
 {
@@ -145,16 +144,8 @@ static void run_prefix(struct rig *r, const struct attn_block *shared, int32_t n
     a.n_blocks = n;
     kernels_attn_prefix_plan(r->kernels, gpu.q, &p, true);
     kernels_attn_prefix(r->kernels, gpu.q, &a, true);
-    int32_t *seq = mem_alloc((size_t)r->tokens * 4); /* all tokens are of one sequence */
-    for (int32_t i = 0; i < r->tokens; i++)
-        seq[i] = shared[0].seq;
-    devptr_t dseq = gpu_new(&gpu, seq, (size_t)r->tokens * 4);
-    struct attn_tail_args t = {a, (const struct attn_block *)dblocks, (const int32_t *)r->dpos,
-                               (const int32_t *)dseq};
-    if (shared[0].tail) kernels_attn_tail(r->kernels, gpu.q, &t, true);
     MUST(queue_sync(gpu.q, &must_e));
-    gpu_free(&gpu, dblocks), gpu_free(&gpu, spans), gpu_free(&gpu, dseq);
-    mem_free(seq);
+    gpu_free(&gpu, dblocks), gpu_free(&gpu, spans);
 }
 
 /* One run over blocks; out [tokens][heads * hd] keeps 0xAA where no block is. */
@@ -228,7 +219,7 @@ static int32_t cut(const struct rig *r, int32_t most, bool uneven, struct attn_b
             len = uneven ? 1 + (int32_t)(noise_u32(&seed) % (uint32_t)most) : most;
             if (len > lengths[s] - p) len = lengths[s] - p;
             if (uneven && n % 13 == 4) out[n++] = (struct attn_block){0}; /* padding */
-            out[n++] = (struct attn_block){r->first[s] + p, len, s, 0, 0};
+            out[n++] = (struct attn_block){r->first[s] + p, len, s, 0};
         }
     return n;
 }
@@ -240,7 +231,7 @@ static int32_t single(const struct rig *r, int32_t step, struct attn_block *out)
     for (int32_t s = SEQS; s-- > 0;)
         for (int32_t p = 0; p < lengths[s]; p++)
             if ((r->first[s] + p) % step == 0 || p == lengths[s] - 1)
-                out[n++] = (struct attn_block){r->first[s] + p, 1, s, 0, 0};
+                out[n++] = (struct attn_block){r->first[s] + p, 1, s, 0};
     return n;
 }
 
@@ -367,32 +358,11 @@ static void check_shared(struct rig *r, const uint16_t *prefill, uint16_t *other
         struct attn_block shared[200];
         int32_t n_shared = 0, prefix = begins[c] / ATTN_CHUNK, token = r->first[last] + begins[c];
         for (int32_t i = 0; i < counts[c]; i++)
-            blocks[i] = (struct attn_block){token + i, 1, last, i % 5 == 4 ? 0 : prefix,
-                                            0}; /* some do without */
+            blocks[i] = (struct attn_block){token + i, 1, last,
+                                            i % 5 == 4 ? 0 : prefix}; /* some do without */
         for (int32_t i = 0; i < counts[c]; i += most)
             shared[n_shared++] = (struct attn_block){
-                token + i, counts[c] - i < most ? counts[c] - i : most, last, prefix, 0};
-        run_shared(r, ATTN_DECODE, blocks, counts[c], ATTN_CHUNK, shared, n_shared, other);
-        assert_int_equal(differences(r, blocks, counts[c], prefill, other), 0);
-    }
-}
-
-/* The same where they share a part of the next chunk too; some end in it, others have more. */
-static void check_tail(struct rig *r, const uint16_t *prefill, uint16_t *other,
-                       struct attn_block *blocks)
-{
-    if (!kernels_attn_tails(r->kernels) || gpu.few) return;
-    int32_t most = kernels_attn_tokens(r->kernels, ATTN_PREFILL), last = SEQS - 1;
-    static const int32_t begins[] = {700, 760, 640, 1023}, counts[] = {24, 13, 9, 2};
-    for (size_t c = 0; c < sizeof begins / sizeof begins[0]; c++) {
-        struct attn_block shared[8];
-        int32_t n_shared = 0, prefix = begins[c] / ATTN_CHUNK, token = r->first[last] + begins[c],
-                tiles = (begins[c] + 1 - prefix * ATTN_CHUNK) / KV_ROWS;
-        for (int32_t i = 0; i < counts[c]; i++)
-            blocks[i] = (struct attn_block){token + i, 1, last, prefix + 1, 0};
-        for (int32_t i = 0; i < counts[c]; i += most)
-            shared[n_shared++] = (struct attn_block){
-                token + i, counts[c] - i < most ? counts[c] - i : most, last, prefix, tiles};
+                token + i, counts[c] - i < most ? counts[c] - i : most, last, prefix};
         run_shared(r, ATTN_DECODE, blocks, counts[c], ATTN_CHUNK, shared, n_shared, other);
         assert_int_equal(differences(r, blocks, counts[c], prefill, other), 0);
     }
@@ -416,20 +386,18 @@ static void check(kv_type_t kv, int32_t hd, int32_t heads, int32_t kv_heads)
     n = cut(&r, kernels_attn_tokens(r.kernels, ATTN_SHORT), true, blocks);
     run(&r, ATTN_SHORT, blocks, n, ATTN_CHUNK, other);
     assert_int_equal(differences(&r, blocks, n, prefill, other), 0);
-    struct attn_block late = {r.first[SEQS] - 3, 3, SEQS - 1, 0,
-                              0}; /* one block: every pair is cut */
+    struct attn_block late = {r.first[SEQS] - 3, 3, SEQS - 1, 0}; /* one block: every pair is cut */
     run(&r, ATTN_SHORT, &late, 1, ATTN_CHUNK, other);
     assert_int_equal(differences(&r, &late, 1, prefill, other), 0);
     n = single(&r, 7, blocks);
     run(&r, ATTN_DECODE, blocks, n, ATTN_CHUNK, other);
     assert_int_equal(differences(&r, blocks, n, prefill, other), 0);
     for (int s = 0; s < SEQS; s += 3) { /* alone: cut over blocks of threads otherwise */
-        struct attn_block one = {r.first[s + 1] - 1, 1, s, 0, 0};
+        struct attn_block one = {r.first[s + 1] - 1, 1, s, 0};
         run(&r, ATTN_DECODE, &one, 1, ATTN_CHUNK, other);
         assert_int_equal(differences(&r, &one, 1, prefill, other), 0);
     }
     check_shared(&r, prefill, other, blocks);
-    check_tail(&r, prefill, other, blocks);
     /* A few at once: 2 to 3 blocks, every pair cut. */
     n = single(&r, 10000, blocks);
     run(&r, ATTN_DECODE, blocks, 3, ATTN_CHUNK, other);

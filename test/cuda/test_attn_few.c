@@ -124,7 +124,7 @@ static void two_kernels(const struct rig *r, devptr_t out)
     struct attn_block blocks[TOKENS] = {0};
     size_t counters = (size_t)(s->n * s->kv_heads) * 4;
     for (int32_t t = 0; t < s->n; t++)
-        if (s->pos[t] >= 0) blocks[t] = (struct attn_block){t, 1, t, 0, 0};
+        if (s->pos[t] >= 0) blocks[t] = (struct attn_block){t, 1, t, 0};
     devptr_t q = gpu_new(&gpu, NULL, r->out_bytes), dblocks = gpu_new(&gpu, blocks, sizeof blocks),
              spans = gpu_new(&gpu, NULL, (TOKENS + 1) * sizeof(struct attn_span)),
              partial = gpu_new(&gpu, NULL, kernels_attn_bytes(r->kernels, ATTN_DECODE, s->chunks)),

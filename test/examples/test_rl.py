@@ -154,6 +154,30 @@ def test_given_back():
     assert set(times.values()) == {1, 2, 3} and sum(times.values()) == 320 and len(times) < 220
 
 
+def answer(text):
+    """A Sample of one token a character."""
+    return rollout.Sample([1], {"output_ids": list(range(len(text))), "text": text, "meta_info": {
+        "output_token_logprobs": [[-1.0, i, c] for i, c in enumerate(text)], "weight_version": "0",
+        "finish_reason": {"type": "stop"}}})
+
+
+def test_credit():
+    """Which calculations are true, and whose tokens that rewards."""
+    text = "2+3=<<2+3=5>>5 so <<5*4=21>>21, <<21/7=3>>3, <<9-1=8>>8, <<1/0=0>> <<7/2=3>> <<x=1>> <<4=4>>"
+    assert [(text[:n][-4:], t) for n, t in rollout.notes(answer(text))] == [
+        ("=5>>", True), ("21>>", False), ("=3>>", True), ("=8>>", True), ("=0>>", False), ("=3>>", False)]
+    two = answer("a")
+    two.pieces = ["<<1+", "1=2>", ">.", ""]
+    assert rollout.notes(two) == [(3, True)]
+    good, bad = answer("a <<1+1=2>> b <<2+2=4>> c"), answer("a <<1+1=3>> b <<3+2=5>> c")
+    plain = train.credit([good, bad], [1.0, 0.0], 0.0)
+    assert all((a == x).all() for a, x in zip(plain, (0.5, -0.5)))
+    g, b = train.credit([good, bad], [1.0, 0.0], 0.4)        # three of four true
+    n = len("a <<1+1=2>>")
+    torch.testing.assert_close(g, torch.tensor([0.6] * (2 * n + 1) + [0.5] * 2))
+    torch.testing.assert_close(b, torch.tensor([-0.8] * n + [0.1] * (n + 1) + [0.0] * 2))
+
+
 def test_gradient():
     """A step raises the probability of answers with a positive advantage, lowers the others; what is frozen stays."""
     o = argparse.Namespace(model=EARLY, lr=1e-3, momentum=0.9, replay="off", clip=(0.2, 0.28), frozen=["gate"],
@@ -169,7 +193,7 @@ def test_gradient():
             s.logprobs = t.batch([s], False).tolist()
         samples.append(s)
     report = {}
-    t.minibatch([list(zip(samples[:2], (1.0, -1.0))), list(zip(samples[2:], (1.0, -1.0)))], report)
+    t.minibatch([[(s, torch.full((len(s.logprobs),), a)) for s, a in zip(samples[i:i + 2], (1.0, -1.0))] for i in (0, 2)], report)
     assert report["mismatch"]["max"] < 1e-4
     with torch.no_grad():
         gain = [t.batch([s], False).sum().item() - sum(s.logprobs) for s in samples]
@@ -194,7 +218,7 @@ def test_clipping():
             "output_token_logprobs": [], "weight_version": "0", "finish_reason": {"type": "stop"}}})
         with torch.no_grad():
             s.logprobs = (t.batch([s], False) + shift).tolist()
-        t.minibatch([[(s, advantage)]], None)
+        t.minibatch([[(s, torch.full((len(s.logprobs),), advantage))]], None)
         assert any((m != 0).any() for m in t.muon.mean) == moves, (shift, advantage)
 
 
@@ -202,7 +226,7 @@ def test_one_step_end_to_end():
     """Rollouts, a step, a checkpoint, an update in place: the server then answers with the trainer's weights."""
     with tempfile.TemporaryDirectory() as d:
         sys.argv = ["train.py", "--out", d, "--steps", "1", "--prompts", "4", "--group", "6", "--minibatches", "1",
-                    "--questions", "8", "12", "--most", "96", "--threads", "1", "--lr", "1e-2", "--float32"]
+                    "--questions", "8", "12", "--most", "96", "--threads", "1", "--lr", "1e-2"]
         o = train.options()
         server = rollout.Server(MOULT, EARLY, "--threads", "1")
         try:

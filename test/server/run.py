@@ -11,7 +11,7 @@ os.makedirs("build/log", exist_ok=True)
 THREADS = ("test_ready_and_info", "test_prefix_cache_and_batch_do_not_show", "test_client_leaves",
            "test_abort_keeps_a_prefix", "test_json_attacks", "test_update_equals_fresh_start", "test_update_under_load",
            "test_abort_all_updates_at_once", "test_client", "test_sigterm_drains", "test_sigterm_streams_get_their_end",
-           "test_full_queue", "test_every_combination", "test_client_leaves_anywhere",
+           "test_full_queue", "test_every_combination", "test_client_leaves_anywhere", "test_limit_of_descriptors",
            "test_threads_and_shards_do_not_show", "test_stage_and_commit", "test_soak", "test_sessions")
 names = THREADS if sys.argv[1:] == ["@threads"] else sys.argv[1:]
 passed = failed = 0

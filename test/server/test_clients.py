@@ -51,6 +51,9 @@ def test_fields_by_name():
                     assert status == 400 and said in r["message"], (path, name, bad, status, r)
                     assert r["object"] == "error" and r["type"] == "BadRequestError" and r["code"] == 400 and r["param"] is None, r
                     assert r["error"]["message"] == r["message"]
+            for rank, want in (("0", 200), ("1", 400), ("x", 400)):
+                status, r = s.post(path, base, headers={"X-Data-Parallel-Rank": rank})
+                assert status == want and (status == 200 or "X-Data-Parallel-Rank" in r["message"]), (rank, status, r)
             c = http.client.HTTPConnection("127.0.0.1", s.port)
             for content_type, want in (("text/plain", 400), ("application/json; charset=utf-8", 200), ("", 400)):
                 c.request("POST", path, json.dumps(base), {"Content-Type": content_type} if content_type else {})

@@ -13,8 +13,8 @@ from harness import EARLY, FINAL, SLOW, Server, signature
 from test_load import SLOW_READ
 
 UPDATE, STAGE = "/update_weights_from_disk", "/stage_weights_from_disk"
-LONG = 600 if SLOW else 3800  # tokens of a request that is still running when something happens to it
-SOME = 300 if SLOW else 1000  # the same of one that is to end by itself
+LONG = 3000 if SLOW else 3800  # tokens of a request that is still running when something happens to it
+SOME = 600 if SLOW else 1000  # the same of one that is to end by itself
 MODES = ("abort", "retract", "in_place")
 
 
@@ -278,6 +278,7 @@ def test_in_flight():
         for bad, says in (({"in_flight": "wait"}, "in_flight"), ({"in_flight": 5}, "in_flight"),
                           ({"drain_timeout": -1}, "drain_timeout"), ({"drain_timeout": "1"}, "drain_timeout"),
                           ({"in_flight": "drain", "abort_all_requests": True}, "contradicts"),
+                          ({"load_format": "pt"}, "load_format"), ({"load_format": 5}, "load_format"),
                           ({"refuse_older_version": 1}, "refuse_older_version"), ({"weight_version": "v" * 128}, "weight_version")):
             status, r = s.post(UPDATE, dict(bad, model_path=FINAL))
             assert status == 400 and says in r["message"], (bad, r)

@@ -319,7 +319,7 @@ REFUSED = ["/v1/embeddings", "/v1/classify", "/classify", "/v1/score", "/v1/rera
            "/vertex_generate", "/open_session", "/close_session", "/load_lora_adapter", "/unload_lora_adapter",
            "/load_lora_adapter_from_distributed", "/start_expert_distribution_record", "/stop_expert_distribution_record",
            "/dump_expert_distribution_record", "/hicache/attach", "/freeze_gc", "/slow_down", "/configure_logging",
-           "/set_internal_state"]
+           "/set_internal_state", "/parse_function_call", "/separate_reasoning", "/parallelism_config"]
 
 
 def test_loads_and_refused_routes():

@@ -69,7 +69,7 @@ def test_schemathesis():
     examples = os.environ.get("SCHEMATHESIS_EXAMPLES", "8")
     with Server(EARLY, "--max-running-requests", "16") as s:
         p = subprocess.run([tool, "run", f"http://127.0.0.1:{s.port}/openapi.json", "--checks", "not_a_server_error,status_code_conformance",
-                            "--max-examples", examples, "--seed", "6", "--exclude-path-regex", "release_memory|resume_memory|pause_gen",
+                            "--max-examples", examples, "--seed", "6", "--exclude-path-regex", "pause_gen",  # what it holds would wait
                             "--phases", "fuzzing", "--mode", "all", "--request-timeout", "60"],
                            capture_output=True, text=True, timeout=600)
         assert p.returncode == 0, (p.stdout[-3000:], p.stderr[-2000:])

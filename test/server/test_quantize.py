@@ -406,7 +406,7 @@ def test_quantized_while_loading_is_the_same():
 def test_accuracy_of_what_was_written():
     """Zero-shot on the model's own problems, in each format."""
     from test_load import bench
-    n = 24 if SLOW else 200
+    n = 24 if SLOW else 80
     forms = (("nvfp4", ()), ("nvfp4", ("--spelling", "miles")), ("mxfp4", ()), ("mxfp8", ("--bf16-last-n", "1")),
                        ("fp8-block", ("--spelling", "compressed-tensors")), ("fp8-tensor", ("--spelling", "modelopt")))
     for fmt, flags in forms[:2] if SLOW else forms:

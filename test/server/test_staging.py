@@ -1,5 +1,6 @@
 """Staged updates: /stage_weights_from_disk, /commit_weights, /discard_staged_weights, /weight_update_status, in place."""
 import hashlib
+import http.client
 import json
 import os
 import shutil
@@ -407,3 +408,55 @@ def test_soak():
     assert min(answers) > 0, answers
     assert max(x[2] for x in seen) - min(x[2] for x in seen) <= 8, seen  # connections that are open at the moment
     assert SLOW or seen[-1][1] - seen[len(seen) // 2][1] < 16 << 10, seen
+
+
+class Streaming(threading.Thread):
+    """One stream after another on one connection, until told to end."""
+
+    def __init__(self, s, i):
+        super().__init__(daemon=True)
+        self.s, self.i, self.tokens, self.wrong, self.end = s, i, 0, [], False
+        self.start()
+
+    def run(self):
+        c = http.client.HTTPConnection("127.0.0.1", self.s.port, timeout=120)
+        while not self.end:
+            c.request("POST", "/generate", json.dumps({"input_ids": [self.i + 5], "stream": True, "sampling_params": {
+                "temperature": 0, "max_new_tokens": 400, "ignore_eos": True}}), {"Content-Type": "application/json"})
+            frames = [x for x in c.getresponse().read().split(b"\n\n") if x.startswith(b"data: {")]
+            last = json.loads(frames[-1][6:])
+            if len(last["output_ids"]) != 400 or sum(n for _, n in last["meta_info"]["weight_versions"]) != 400:
+                self.wrong.append(last)
+            self.tokens += 400
+        c.close()
+
+
+def test_memory_over_updates():
+    """C13: 16 streams throughout, alternating updates, every 10th refused: memory, descriptors and threads as they were."""
+    count = 20 if SLOW else int(os.environ.get("MOULT_UPDATES", "100"))
+    with Server(EARLY) as s:
+        def seen():
+            proc = f"/proc/{s.proc.pid}/"
+            with open(proc + "statm") as f:
+                return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(proc + "fd")), len(os.listdir(proc + "task"))
+        s.generate([5], 4)
+        streams, rss = [Streaming(s, i) for i in range(16)], []
+        while s.loads()["num_running_reqs"] < 16:
+            time.sleep(0.01)
+        for i in range(count):
+            bad = i % 10 == 9
+            status, r = s.post("/update_weights_from_disk", {"model_path": "/nowhere" if bad else FINAL if i % 2 else EARLY,
+                                                             "in_flight": "continue", "weight_version": str(i)})
+            assert status == (400 if bad else 200), r
+            rss.append(seen())
+        for t in streams:
+            t.end = True
+        for t in streams:
+            t.join()
+        s.idle()
+        assert not any(t.wrong for t in streams) and all(t.tokens for t in streams)
+        half, last = (min(x[0] for x in part) for part in (rss[count // 2 - 10:count // 2], rss[-10:]))
+        print(f"  {count} updates: RSS {half / 2**20:.2f} MiB half-way, {last / 2**20:.2f} MiB at the end")
+        assert SLOW or last - half < (1 << 20) * count // 200, rss  # 1 MiB in 100 updates
+        assert max(x[1] for x in rss[5:]) - min(x[1] for x in rss[5:]) <= 1, rss  # the call's own connection
+        assert max(x[2] for x in rss[5:]) - min(x[2] for x in rss[5:]) <= 1, rss  # and its thread

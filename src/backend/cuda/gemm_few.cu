@@ -174,16 +174,16 @@ struct few_block {
     uint32_t x[8]; /* of step s: registers 2 s and 2 s + 1 of B */
 };
 
-/* The next of the open chunk. */
+/* A third of the next of the open chunk: each unit with its scales, then x. */
 template <format_t F>
-__device__ __forceinline__ void few_load(struct few_block<F> &v, struct few_read &r, int row_bytes)
+__device__ __forceinline__ void few_load(struct few_block<F> &v, struct few_read &r, int row_bytes,
+                                         int third)
 {
     typedef weight<F> W;
     typedef few_shape<F> S;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t p = r.units + i * W::UNIT, s = r.scales + i * 8 * S::ROW_SCALES;
-        struct raw<F> &q = v.raw[i];
+    if (third < 2) {
+        uint32_t p = r.units + third * W::UNIT, s = r.scales + third * 8 * S::ROW_SCALES;
+        struct raw<F> &q = v.raw[third];
         if (W::BITS == 16) {
             *(uint4 *)&q.q[0] = ld_shared_v4(p);
             *(uint4 *)&q.q[W::BITS / 4] = ld_shared_v4(p + 512);
@@ -194,6 +194,10 @@ __device__ __forceinline__ void few_load(struct few_block<F> &v, struct few_read
         }
         if (W::GROUP == 16) q.s0 = ld_shared_u32(s);
         if (W::GROUP == 32) q.s0 = ld_shared_u16(s);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
         ldmatrix_x4(&v.x[4 * i], r.x[i]);
         r.x[i] += row_bytes;
     }
@@ -203,7 +207,21 @@ __device__ __forceinline__ void few_load(struct few_block<F> &v, struct few_read
 }
 
 template <format_t F>
-__device__ __forceinline__ void few_multiply(float acc[4], struct few_block<F> &v)
+__device__ __forceinline__ void few_load(struct few_block<F> &v, struct few_read &r, int row_bytes)
+{
+#pragma unroll
+    for (int third = 0; third < 3; third++)
+        few_load<F>(v, r, row_bytes, third);
+}
+
+/* acc += a block.  After each step a third of the next block's operands is asked for: not before,
+ * since both blocks' loads share scoreboards, and not at once, since loads take their time to
+ * issue.
+ */
+template <format_t F>
+__device__ __forceinline__ void few_multiply(float acc[4], struct few_block<F> &v,
+                                             struct few_block<F> &next, bool load,
+                                             struct few_read &r, int row_bytes)
 {
     weight_prepare<F>(v.raw[0]);
     weight_prepare<F>(v.raw[1]);
@@ -217,6 +235,7 @@ __device__ __forceinline__ void few_multiply(float acc[4], struct few_block<F> &
             f[i + 2] = w[1];
         }
         mma_m16n8k16_bf16(acc, f, &v.x[2 * step]);
+        if (load && step < 3) few_load<F>(next, r, row_bytes, step);
     }
 }
 
@@ -263,23 +282,23 @@ __device__ __forceinline__ void few_run(const struct gemm_args &a, const struct 
         const float *scales = m->scale + (S::CHAINS ? (size_t)(w.m / 8) * ((a.k + 127) / 128) : 0);
 #pragma unroll 1
         for (int b = at.begin; b < at.end; b += 2) {
-            bool two = b + 1 < at.end;
+            bool two = b + 1 < at.end, last = b + 2 >= at.end,
+                 more = !last || i + at.stride < at.total;
             float scale = S::CHAINS ? __ldg(scales + b / 2) : 1.0f;
-            if (two) few_load<F>(odd, r, row_bytes);
-            few_multiply<F>(acc, even);
-            if (b + 2 < at.end || i + at.stride < at.total) {
-                if (b + 2 >= at.end) {
-                    r.x[0] = x0 + piece;
-                    r.x[1] = x0 + (piece ^ 64);
-                }
-                if (r.left == 0) { /* all of the chunk has been read */
-                    __syncwarp();
-                    few_feed<F>(f, a, at);
-                    few_open<F>(r, at);
-                }
-                few_load<F>(even, r, row_bytes);
+            few_multiply<F>(acc, even, odd, two, r, row_bytes);
+            if (last) {
+                r.x[0] = x0 + piece;
+                r.x[1] = x0 + (piece ^ 64);
             }
-            if (two) few_multiply<F>(acc, odd);
+            if (r.left == 0 && more) { /* all of the chunk has been read */
+                __syncwarp();
+                few_feed<F>(f, a, at);
+                few_open<F>(r, at);
+            }
+            if (two)
+                few_multiply<F>(acc, odd, even, more, r, row_bytes);
+            else if (more)
+                few_load<F>(even, r, row_bytes);
             if (S::CHAINS)
 #pragma unroll
                 for (int q = 0; q < 4; q++) {

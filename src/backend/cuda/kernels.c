@@ -20,7 +20,7 @@ struct kernels {
     int nt[ATTN_KINDS]; /* query columns / 8 */
     bool wgmma;         /* ATTN_PREFILL is attn_prefill.cu's */
     struct kernel norm[NORM_SOURCES], norm_route, rope, swiglu, round, route, route_plan, attn_plan,
-        attn[ATTN_KINDS], attn_few, attn_prefix, attn_tail;
+        attn[ATTN_KINDS], attn_few, attn_prefix;
     struct kernel sample_adjust, sample_row, sample_finish;
 };
 
@@ -80,7 +80,7 @@ struct wanted {
 static err_t find(struct kernels *k, struct device *d, struct err *e)
 {
     const struct kernels_shape *s = &k->s;
-    char rope[32], attn[ATTN_KINDS][32], few[32], prefix[32], tail[32], norm[NORM_SOURCES][32];
+    char rope[32], attn[ATTN_KINDS][32], few[32], prefix[32], norm[NORM_SOURCES][32];
     int turns = s->hidden <= NORM_TURN ? 1 : s->hidden <= 2 * NORM_TURN ? 2 : 4;
     const char *route = s->n_experts <= 128   ? "route_4"
                         : s->n_experts <= 256 ? "route_8"
@@ -91,7 +91,6 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
     for (int i = 0; i < NORM_SOURCES; i++)
         snprintf(norm[i], sizeof norm[i], "norm_%s_%d", norm_names[i], turns);
     snprintf(few, sizeof few, "attn_few_%s", kv_names[s->kv]);
-    snprintf(tail, sizeof tail, "attn_tail_%s", kv_names[s->kv]);
     size_t attn_smem[ATTN_KINDS];
     err_t rc = OK;
     for (int i = 0; i < ATTN_KINDS; i++) {
@@ -122,7 +121,6 @@ static err_t find(struct kernels *k, struct device *d, struct err *e)
         {&k->attn[ATTN_DECODE], attn[ATTN_DECODE], sizeof(struct attn_args),
          attn_smem[ATTN_DECODE]},
         {&k->attn_few, few, sizeof(struct attn_few_args), ATTN_FEW_SMEM(s->kv, ATTN_FEW_CHUNKS)},
-        {&k->attn_tail, tail, sizeof(struct attn_tail_args), ATTN_TAIL_SMEM},
         {&k->attn[ATTN_SHORT], attn[ATTN_SHORT], sizeof(struct attn_args), attn_smem[ATTN_SHORT]},
         {&k->attn[ATTN_PREFILL], attn[ATTN_PREFILL], sizeof(struct attn_args),
          attn_smem[ATTN_PREFILL]},
@@ -373,23 +371,6 @@ void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct 
     struct launch l = {
         .grid = {k->n_sms}, .threads = ATTN_PREFILL_THREADS, .programmatic = programmatic};
     queue_launch(q, &k->attn_prefix, l, a);
-}
-
-bool kernels_attn_tails(const struct kernels *k)
-{
-    return k->wgmma && k->s.n_heads / k->s.n_kv_heads == ATTN_TAIL_GROUP;
-}
-
-void kernels_attn_tail(const struct kernels *k, struct queue *q, const struct attn_tail_args *a,
-                       bool programmatic)
-{
-    CHECK(kernels_attn_tails(k) && a->attn.state && a->attn.state_ml &&
-          a->attn.first_chunk == ATTN_CHUNK);
-    if (a->attn.n_blocks < 1) return;
-    struct launch l = {.grid = {2 * (uint32_t)a->attn.n_blocks, (uint32_t)k->s.n_kv_heads},
-                       .threads = 256,
-                       .programmatic = programmatic};
-    queue_launch(q, &k->attn_tail, l, a);
 }
 
 void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,

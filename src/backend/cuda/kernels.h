@@ -160,8 +160,7 @@ struct round_args {
  * kernels_attn_tokens() of them; n == 0: nothing (padding). */
 struct attn_block {
     int32_t token, n, seq;
-    int32_t prefix; /* leading chunks that kernels_attn_prefix and kernels_attn_tail have done */
-    int32_t tail;   /* of a shared prefix: tiles of the next chunk that all its tokens share too */
+    int32_t prefix; /* leading chunks, whole and seen whole, that kernels_attn_prefix has done */
 };
 
 /* Made on the device by attn_plan, once a step, for all layers. */
@@ -196,24 +195,6 @@ struct attn_args {
     int32_t first_chunk;
     float scale;   /* of the scores; for E4M3 times k_scale */
     float v_scale; /* E4M3: of the output */
-};
-
-/*
- * The chunk behind a shared prefix, where its first `tail` tiles (KV_ROWS keys each, seen whole) are
- * shared too: those are read once for ATTN_TAIL_SEQS tokens, the first of a block, then the others.
- * A token has at most ATTN_TAIL_OWN more tiles of that chunk, and all of them together, with the
- * shared ones counted once, ATTN_TAIL_TILES.
- */
-#define ATTN_TAIL_SEQS  8
-#define ATTN_TAIL_OWN   8
-#define ATTN_TAIL_TILES 48
-#define ATTN_TAIL_GROUP 8 /* query heads a KV head */
-#define ATTN_TAIL_SMEM  (32768 + ATTN_TAIL_TILES * 4096 + 3072)
-
-struct attn_tail_args {
-    struct attn_args attn;           /* with the state that kernels_attn_prefix left */
-    const struct attn_block *blocks; /* [attn.n_blocks] of the shared prefixes */
-    const int32_t *pos, *seq;        /* [tokens] */
 };
 
 /*
@@ -403,10 +384,6 @@ void kernels_attn_prefix_plan(const struct kernels *k, struct queue *q,
                               const struct attn_plan_args *a, bool programmatic);
 void kernels_attn_prefix(const struct kernels *k, struct queue *q, const struct attn_args *a,
                          bool programmatic);
-/* After it, where blocks have a `tail`; their tokens' own blocks then have `prefix` one higher. */
-bool kernels_attn_tails(const struct kernels *k); /* whether there is a kernel for this shape */
-void kernels_attn_tail(const struct kernels *k, struct queue *q, const struct attn_tail_args *a,
-                       bool programmatic);
 
 /* Three kernels. */
 void kernels_sample(const struct kernels *k, struct queue *q, const struct sample_args *a,

@@ -188,8 +188,6 @@ static void attend(const struct cuda_slice *s, int32_t layer)
         a.spans = m->spans[ATTN_PREFIX];
         a.n_blocks = s->n_blocks[ATTN_PREFIX];
         kernels_attn_prefix(m->kernels, m->q, &a, !m->plain);
-        struct attn_tail_args t = {a, m->dev.blocks[ATTN_PREFIX], m->dev.pos, m->dev.seq};
-        if (kernels_attn_tails(m->kernels)) kernels_attn_tail(m->kernels, m->q, &t, !m->plain);
     }
     for (attn_kind_t kind = 0; kind < ATTN_KINDS; kind++) {
         a.spans = m->spans[kind];

@@ -101,32 +101,8 @@ static int32_t common_chunks(const struct step *st, const struct step_arrays *h,
     return n;
 }
 
-/* Pages of the chunk behind `chunks` shared ones that n tokens share, if kernels_attn_tail takes
- * them; few are not worth it. */
-static int32_t common_tail(const struct step *st, const struct step_arrays *h,
-                           const struct attn_block *b, int32_t n, int32_t chunks)
-{
-    enum { PAGES = ATTN_CHUNK / KV_PAGE, LEAST = PAGES - ATTN_TAIL_OWN };
-    _Static_assert(KV_PAGE == KV_ROWS, "a tile a page");
-    int32_t shared = PAGES, first = chunks * PAGES, slots = 0;
-    const int32_t *x = st->seqs[b->seq].pages + first;
-    for (int32_t j = 0; j < n; j++) {
-        int32_t whole = (h->pos[b[j].token] + 1) / KV_PAGE - first;
-        if (whole < shared) shared = whole;
-        for (int32_t p = 0; p < shared; p++)
-            if (st->seqs[b[j].seq].pages[first + p] != x[p]) shared = p;
-    }
-    for (int32_t j = 0; j < n; j++) {
-        int32_t tiles = h->pos[b[j].token] / KV_PAGE + 1 - first;
-        if (j % ATTN_TAIL_SEQS == 0) slots = shared;
-        slots += min_i32(tiles, PAGES) - shared;
-        if (slots > ATTN_TAIL_TILES) return 0;
-    }
-    return shared < LEAST ? 0 : shared;
-}
-
-/* Neighbours in the step that share their first chunks have those read once for all of them, and
- * what they share of the next one once for some; at most `room` groups. */
+/* Neighbours in the step that share their first chunks have those read once for all of them; at
+ * most `room` groups. */
 static void share_prefixes(struct cuda_slice *s, const struct step *st, int32_t room)
 {
     struct cuda_model *m = s->m;
@@ -141,12 +117,10 @@ static void share_prefixes(struct cuda_slice *s, const struct step *st, int32_t 
                 common_chunks(st, h, &b[i], &b[end]) < chunks)
                 break;
         if (end - i < 2) continue;
-        int32_t tail =
-            kernels_attn_tails(m->kernels) ? common_tail(st, h, b + i, end - i, chunks) : 0;
         for (int32_t j = i; j < end; j++)
-            b[j].prefix = chunks + (tail > 0);
+            b[j].prefix = chunks;
         out[s->n_blocks[ATTN_PREFIX]++] = (struct attn_block){
-            .token = b[i].token, .n = end - i, .seq = b[i].seq, .prefix = chunks, .tail = tail};
+            .token = b[i].token, .n = end - i, .seq = b[i].seq, .prefix = chunks};
     }
 }
 
