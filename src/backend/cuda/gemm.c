@@ -77,9 +77,8 @@ static int32_t segment(const struct gemm_args *a)
     return is_linear(a) ? gemm_segment(a->n, a->k) : INT32_MAX / TILE_K * TILE_K;
 }
 
-/* How much of the chip a dense product keeps busy: what there is to do over the
- * places of all waves, times what a size reaches with all places taken, as a
- * share of LARGE's. */
+/* How much of the chip a dense product keeps busy: what there is to do over the places of all
+ * waves, times what a size reaches with all places taken, as a share of LARGE's. */
 static double fill(const struct gemm_kernels *g, const struct gemm_args *a, int64_t rows, int size,
                    bool chains)
 {
@@ -139,8 +138,8 @@ static int64_t pieces(const struct gemm_args *a, int per)
     return n;
 }
 
-/* Blocks of threads: those that are resident together, of strips no more than
- * there are; of panels one a tile and segment. */
+/* Blocks of threads: those that are resident together, of strips no more than there are; of panels
+ * one a tile and segment. */
 static uint32_t grid(const struct gemm_kernels *g, format_t f, const struct gemm_args *a, int size)
 {
     int64_t places = g->n_sms * (size == GEMM_STRIP ? GEMM_STRIP_BLOCKS : gemm_blocks(size));

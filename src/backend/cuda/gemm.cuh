@@ -1,23 +1,23 @@
 /*
  * gemm.cuh - the grouped GEMM kernel, one template for every format.
  *
- * A block is CONSUMERS warpgroups that multiply, one warp that copies weights,
- * and GATHERERS warps that gather x.  It walks over tiles (group, 64 * PANELS
- * rows of weights, up to NMAX rows of x; those of all groups in the order of
- * gemm_tiles.cuh); a tile runs through K in stages of KB blocks of 64:
+ * A block is CONSUMERS warpgroups that multiply, one warp that copies weights, and GATHERERS warps
+ * that gather x.  It walks over tiles (group, 64 * PANELS rows of weights, up to NMAX rows of x;
+ * those of all groups in the order of gemm_tiles.cuh); a tile runs through K in stages of KB blocks
+ * of 64:
  *
- *     weights    the tiles (layout_cuda.h) of PANELS panels: pairs of slot 0
- * and slot 1.  SWIGLU: slot 0 of the gates, slot 1 the same panel of the ups;
- * else two panels in a row x          by cp.async into the 128-byte swizzle of
- * wgmma consumers  warp i has unit i % 8 of both slots of MT pairs.  It decodes
- * them into A fragments (row r of the fragment from slot 0, r + 8 from slot 1),
- * so that a thread ends up with gate and up of the same output, and multiplies:
- * wgmma with N = width of the tile rounded up (gemm_wgmma.cuh); SMALL mma.sync
- * (gemm_mma.cuh) results    bf16 by way of shared memory, as lines of 128
- * bytes; SMALL and f32 directly (gemm_store.cuh)
+ *     weights    the tiles (layout_cuda.h) of PANELS panels: pairs of slot 0 and slot 1.  SWIGLU:
+ *                slot 0 of the gates, slot 1 the same panel of the ups; else two panels in a row
+ *     x          by cp.async into the 128-byte swizzle of wgmma
+ *     consumers  warp i has unit i % 8 of both slots of MT pairs.  It decodes them into A fragments
+ *                (row r of the fragment from slot 0, r + 8 from slot 1), so that a thread ends up
+ *                with gate and up of the same output, and multiplies: wgmma with N = width of the
+ *                tile rounded up (gemm_wgmma.cuh); SMALL mma.sync (gemm_mma.cuh)
+ *     results    bf16 by way of shared memory, as lines of 128 bytes; SMALL and f32 directly
+ *                (gemm_store.cuh)
  *
- * full[]: 1 (weights, with bytes) + 32 * GATHERERS (x, when it has landed)
- * arrivals; empty[]: consumer warps.
+ * full[]: 1 (weights, with bytes) + 32 * GATHERERS (x, when it has landed) arrivals; empty[]:
+ * consumer warps.
  */
 #ifndef BACKEND_CUDA_GEMM_CUH
 #define BACKEND_CUDA_GEMM_CUH

@@ -34,8 +34,7 @@ enum {
 #define GEMM_BOTH static inline
 #endif
 
-/* `chains`, here and below: FP8 with block scales, which has twice the
- * accumulators. */
+/* `chains`, here and below: FP8 with block scales, which has twice the accumulators. */
 
 /* Rows of x in a tile, at most. */
 GEMM_BOTH int gemm_columns(int size, bool chains)
@@ -52,8 +51,7 @@ GEMM_BOTH int gemm_tile_panels(int size, bool chains)
     return size == GEMM_SMALL || (chains && size == GEMM_LARGE) ? 2 : 4;
 }
 
-/* Warpgroups that multiply.  Four leave each fewer registers, but decoding 4
- * bits takes warps. */
+/* Warpgroups that multiply.  Four leave each fewer registers, but decoding 4 bits takes warps. */
 GEMM_BOTH int gemm_consumers(int size, int elem_bits)
 {
     return size == GEMM_MEDIUM && elem_bits <= 4 ? 4 : 2;
@@ -88,8 +86,7 @@ GEMM_BOTH int gemm_stage_bytes(int panels, int blocks, int tile_bytes, int colum
     return (blocks * (panels * tile_bytes + columns * 128) + 1023) / 1024 * 1024;
 }
 
-/* Room where the bf16 results of a tile are put in rows: of a pair of panels
- * for two warpgroups. */
+/* Room where the bf16 results of a tile are put in rows: of a pair of panels for two warpgroups. */
 GEMM_BOTH int gemm_out_bytes(int size, int elem_bits, int columns)
 {
     return size == GEMM_SMALL ? 0 : gemm_consumers(size, elem_bits) * columns * 128;
@@ -103,8 +100,7 @@ GEMM_BOTH int gemm_stages(int size, int stage_bytes, int out_bytes)
                : GEMM_STAGES_MAX;
 }
 
-/* gemm_panel.cu: panels of a tile, rows of x in it at most, threads, and bytes
- * of the ring. */
+/* gemm_panel.cu: panels of a tile, rows of x in it at most, threads, and bytes of the ring. */
 GEMM_BOTH int gemm_panels(int size)
 {
     return size == GEMM_PANEL ? 1 : 2;

@@ -1,7 +1,6 @@
 /*
- * gemm_store.cuh - results of the GEMM kernels: factors of weights and of rows
- * of x, SwiGLU, and the way from accumulators (laid out as by mma.sync
- * m16n8k16) to rows of `out`.
+ * gemm_store.cuh - results of the GEMM kernels: factors of weights and of rows of x, SwiGLU, and
+ * the way from accumulators (laid out as by mma.sync m16n8k16) to rows of `out`.
  */
 #ifndef BACKEND_CUDA_GEMM_STORE_CUH
 #define BACKEND_CUDA_GEMM_STORE_CUH
@@ -30,8 +29,7 @@ __device__ __forceinline__ float finish(float chain, float scale)
     return chain;
 }
 
-/* Factors of a tile's rows of x, for a warp: lane l has those of rows l, l +
- * 32, ... */
+/* Factors of a tile's rows of x, for a warp: lane l has those of rows l, l + 32, ... */
 template <int N>
 struct x_scales {
     float of[(N + 31) / 32];
@@ -59,8 +57,8 @@ __device__ __forceinline__ float2 x_scales_at(const struct x_scales<N> &x, int j
                        __shfl_sync(~0u, x.of[j / 4], lane + 1));
 }
 
-/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and
- * columns q % 2 of the j-th eight. */
+/* total[q] += chain[q] * scale for a thread's results q of weight row q / 2 and columns q % 2 of
+ * the j-th eight. */
 template <int N>
 __device__ __forceinline__ void chain_add(float total[4], const float chain[4],
                                           const float weight_scale[2],
@@ -100,9 +98,9 @@ __device__ __forceinline__ void store_bf16x2(uint16_t *to, uint32_t v, int n)
         *to = (uint16_t)v;
 }
 
-/* bf16 results of a warp's 8 rows of weights in each slot, `gap` columns apart
- * (SWIGLU: one row of both): columns of the accumulator become rows by
- * movmatrix, so that four lanes write 16 bytes of one row of x. */
+/* bf16 results of a warp's 8 rows of weights in each slot, `gap` columns apart (SWIGLU: one row of
+ * both): columns of the accumulator become rows by movmatrix, so that four lanes write 16 bytes of
+ * one row of x. */
 template <format_t F, int N>
 __device__ __forceinline__ void store_bf16(const struct gemm_args &a, const float acc[N / 2],
                                            const float scale[2], const struct work &w, int col0,
@@ -135,9 +133,8 @@ __device__ __forceinline__ void store_bf16(const struct gemm_args &a, const floa
     }
 }
 
-/* f32 results: eight lanes write 32 bytes of one row of x.  Of one segment
- * after the other: where there are segments `before`, `out` has their sum, and
- * as long as there are `more`, it gets it. */
+/* f32 results: eight lanes write 32 bytes of one row of x.  Of one segment after the other: where
+ * there are segments `before`, `out` has their sum, and as long as there are `more`, it gets it. */
 template <format_t F, int N>
 __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float acc[N / 2],
                                           const float scale[2], const struct work &w, int col0,
@@ -170,9 +167,8 @@ __device__ __forceinline__ void store_f32(const struct gemm_args &a, const float
     }
 }
 
-/* bf16 results of the eight warps of a pair of panels, by way of shared memory
- * at `room`, so that whole lines are written: [slot][row of x][64 columns],
- * 16-byte piece c of row r at c ^ (r % 8).
+/* bf16 results of the eight warps of a pair of panels, by way of shared memory at `room`, so that
+ * whole lines are written: [slot][row of x][64 columns], 16-byte piece c of row r at c ^ (r % 8).
  */
 template <format_t F, int N, int NMAX>
 __device__ __forceinline__ void store_lines(const struct gemm_args &a, const float result[N / 2],
@@ -180,8 +176,7 @@ __device__ __forceinline__ void store_lines(const struct gemm_args &a, const flo
                                             bool pair, uint32_t room)
 {
     int lane = threadIdx.x & 31, unit = threadIdx.x >> 5 & 7, barrier = 1 + (threadIdx.x >> 8);
-    /* Lanes 0 to 7 have the addresses of a group of eight rows, 8 to 15 those of
-     * the other slot. */
+    /* Lanes 0 to 7 have the addresses of a group of eight rows, 8 to 15 those of the other slot. */
     uint32_t to =
         room + (lane >> 3 & 1) * NMAX * 128 + (lane & 7) * 128 + ((unit ^ (lane & 7)) << 4);
     constexpr bool scaled = GEMM_X_SCALES && F != FORMAT_FP8_BLOCK;
@@ -225,8 +220,7 @@ __device__ __forceinline__ void store_lines(const struct gemm_args &a, const flo
         }
 }
 
-/* Results of warp `unit` of pair `p` of the panels; `before`, `more`: as of
- * store_f32. */
+/* Results of warp `unit` of pair `p` of the panels; `before`, `more`: as of store_f32. */
 template <format_t F, typename S, int N>
 __device__ __forceinline__ void store(const struct gemm_args &a, const struct place &at,
                                       const float result[N / 2], const struct work &w,

@@ -1,7 +1,6 @@
 /*
- * gemm_tiles.cuh - what a block of the GEMM kernels works on: its sizes, its
- * ring of stages in shared memory, and the tiles of all groups, which blocks
- * take in turn.
+ * gemm_tiles.cuh - what a block of the GEMM kernels works on: its sizes, its ring of stages in
+ * shared memory, and the tiles of all groups, which blocks take in turn.
  */
 #ifndef BACKEND_CUDA_GEMM_TILES_CUH
 #define BACKEND_CUDA_GEMM_TILES_CUH
@@ -24,8 +23,7 @@ struct shape {
     static constexpr bool RUNS_ON = F != FORMAT_BF16;
     static constexpr int KB = gemm_stage_blocks(SIZE, BITS); /* k blocks of 64 a stage */
     static constexpr int TILE = weight<F>::TILE;
-    /* x of a block.  All blocks of x come first in a stage, so that they are
-     * 1,024-byte aligned. */
+    /* x of a block.  All blocks of x come first in a stage, so that they are 1,024-byte aligned. */
     static constexpr int B_BYTES = NMAX * 128;
     static constexpr int STAGE = gemm_stage_bytes(PANELS, KB, TILE, NMAX);
     static constexpr int OUT = gemm_out_bytes(SIZE, BITS, NMAX); /* where results are put in rows */
@@ -39,15 +37,13 @@ struct tables {
     int32_t first[GEMM_GROUPS_MAX + 1];                     /* rows before a group */
     int16_t turn[GEMM_GROUPS_MAX];                          /* the i-th group in turn */
     uint8_t width[GEMM_GROUPS_MAX];                         /* of a group's tiles */
-    int32_t kinds[32]; /* groups of each kind_of width; then the turn of the next
-                          of them */
+    int32_t kinds[32]; /* groups of each kind_of width; then the turn of the next of them */
 };
 
 struct work {
     int group, m; /* m: which block of weight rows */
     int row, width;
-    int n, col; /* rows of the group's weight, and the column of out where they
-                   start */
+    int n, col; /* rows of the group's weight, and the column of out where they start */
 };
 
 /* Without `first` groups are parts: other weights, the same rows. */
@@ -82,8 +78,7 @@ __device__ __forceinline__ void ring_next(struct ring *r, uint32_t smem)
     }
 }
 
-/* Tiles that `rows` are shared out to, and rows of each but the last: whole
- * eights. */
+/* Tiles that `rows` are shared out to, and rows of each but the last: whole eights. */
 template <int NMAX>
 __device__ __forceinline__ int tiles_of(int rows)
 {
@@ -100,10 +95,9 @@ __device__ __forceinline__ int kind_of(int width)
     return 16 - width / 8;
 }
 
-/* Groups with wide tiles come first, so that the tiles which blocks take at the
- * same time are alike (tile_of_round): else who gets wide ones again and again
- * is late.  By one warp, from how many groups there are of each kind; the same
- * in all blocks. */
+/* Groups with wide tiles come first, so that the tiles which blocks take at the same time are alike
+ * (tile_of_round): else who gets wide ones again and again is late.  By one warp, from how many
+ * groups there are of each kind; the same in all blocks. */
 __device__ __forceinline__ void turns_fill(struct tables *t, int n_groups)
 {
     int lane = threadIdx.x & 31, n = t->kinds[lane], sum = n;
@@ -125,8 +119,7 @@ __device__ __forceinline__ void turns_fill(struct tables *t, int n_groups)
     }
 }
 
-/* Rows, widths and tiles of each group, by all threads of the block.  SORT: as
- * turns_fill says. */
+/* Rows, widths and tiles of each group, by all threads of the block.  SORT: as turns_fill says. */
 template <int NMAX, int THREADS, bool SORT>
 __device__ void tables_fill(struct tables *t, const struct gemm_args &a, int per_tile)
 {
@@ -167,8 +160,7 @@ __device__ __forceinline__ int tile_of_round(int round)
     return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }
 
-/* Tile `i` by a whole warp: of the last group in turn whose tiles start at or
- * before it. */
+/* Tile `i` by a whole warp: of the last group in turn whose tiles start at or before it. */
 template <int NMAX>
 __device__ __forceinline__ struct work find_work(const struct tables *t, const struct gemm_args &a,
                                                  int per_tile, int i)

@@ -1,11 +1,9 @@
 /*
- * gemm_wgmma.cuh - the consumers of the GEMM kernel that multiply by wgmma
- * (MEDIUM, LARGE).
+ * gemm_wgmma.cuh - the consumers of the GEMM kernel that multiply by wgmma (MEDIUM, LARGE).
  *
- * A warp decodes a k16 step of its weights while products of the steps before
- * run.  consume_running lets those of the RING steps before run, across blocks,
- * and waits only where a chain must be whole. BF16, which has nothing to
- * decode, waits at the end of each block (consume_blocks).
+ * A warp decodes a k16 step of its weights while products of the steps before run.  consume_running
+ * lets those of the RING steps before run, across blocks, and waits only where a chain must be
+ * whole. BF16, which has nothing to decode, waits at the end of each block (consume_blocks).
  */
 #ifndef BACKEND_CUDA_GEMM_WGMMA_CUH
 #define BACKEND_CUDA_GEMM_WGMMA_CUH
@@ -22,8 +20,8 @@ struct fragments {
     uint32_t of[RING][MT][4];
 };
 
-/* Registers that wgmma reads must stay as they are until it is done, which the
- * compiler does not know: after the wait, this makes them live up to there. */
+/* Registers that wgmma reads must stay as they are until it is done, which the compiler does not
+ * know: after the wait, this makes them live up to there. */
 template <int MT>
 __device__ __forceinline__ void keep(const uint32_t f[MT][4])
 {
@@ -32,8 +30,7 @@ __device__ __forceinline__ void keep(const uint32_t f[MT][4])
         asm volatile("" ::"r"(f[i][0]), "r"(f[i][1]), "r"(f[i][2]), "r"(f[i][3]));
 }
 
-/* Decoding starts no earlier than here, so that it needs no more registers than
- * it must. */
+/* Decoding starts no earlier than here, so that it needs no more registers than it must. */
 template <format_t F>
 __device__ __forceinline__ void pin(struct raw<F> v[2])
 {
@@ -42,8 +39,8 @@ __device__ __forceinline__ void pin(struct raw<F> v[2])
         asm volatile("" : "+r"(v[i % 2].q[i / 2]));
 }
 
-/* The consumers need a stage no more; `empty`: its barrier for the first lane,
- * 0 for the others and where there is no stage. */
+/* The consumers need a stage no more; `empty`: its barrier for the first lane, 0 for the others and
+ * where there is no stage. */
 __device__ __forceinline__ void release(uint32_t empty)
 {
     __syncwarp();
@@ -58,9 +55,8 @@ __device__ __forceinline__ uint64_t step_descriptor(uint32_t low, int step)
     return d;
 }
 
-/* A tile's sums: accumulators, and of FP8 with block scales also what the
- * chains before came to, and the scales of this one: for each slot that of its
- * weights, those of the rows of x. */
+/* A tile's sums: accumulators, and of FP8 with block scales also what the chains before came to,
+ * and the scales of this one: for each slot that of its weights, those of the rows of x. */
 template <format_t F, int SIZE, int N>
 struct sums {
     typedef shape<F, SIZE> S;
@@ -104,9 +100,8 @@ __device__ __forceinline__ void load_scales(struct sums<F, SIZE, N> &v, const st
     if (GEMM_X_SCALES) x_scales_load(v.x_scale, a, w, chain, chains);
 }
 
-/* acc += or, `fresh`, = weights times the rows of a block at `rows`; of FP8
- * with block scales the chain before ends then.  When all products of earlier
- * blocks are done, `empty` is released. */
+/* acc += or, `fresh`, = weights times the rows of a block at `rows`; of FP8 with block scales the
+ * chain before ends then.  When all products of earlier blocks are done, `empty` is released. */
 template <format_t F, int SIZE, int N, bool ONE>
 __device__ __forceinline__ void multiply_running(struct sums<F, SIZE, N> &v,
                                                  struct fragments<shape<F, SIZE>::MT> &frag,
@@ -209,9 +204,9 @@ __device__ __forceinline__ void consume_running(const struct gemm_args &a, const
     }
 }
 
-/* acc += or, `fresh`, = weights times the rows of a block at `rows`.  The
- * products are still running on return.  `zero` is 0: else wgmma would be given
- * the registers that the next block is loaded into. */
+/* acc += or, `fresh`, = weights times the rows of a block at `rows`.  The products are still
+ * running on return.  `zero` is 0: else wgmma would be given the registers that the next block is
+ * loaded into. */
 template <format_t F, int N, int MT>
 __device__ __forceinline__ void multiply_block(float acc[MT][N / 2], uint32_t frag[4][MT][4],
                                                struct raw<F> v[MT][2], uint32_t rows, bool fresh,
@@ -237,8 +232,7 @@ __device__ __forceinline__ void multiply_block(float acc[MT][N / 2], uint32_t fr
     }
 }
 
-/* One tile with N columns; the loads of the next block run beside the last
- * products of this one. */
+/* One tile with N columns; the loads of the next block run beside the last products of this one. */
 template <format_t F, int SIZE, int N>
 __device__ __forceinline__ void consume_blocks(const struct gemm_args &a, const struct place &at,
                                                struct ring *r, const struct work &w)
