@@ -13,7 +13,6 @@ Mismatch is taken on the first minibatch, when both sides hold the same weights.
 """
 import argparse
 import copy
-import ctypes
 import json
 import os
 import random
@@ -253,20 +252,11 @@ def run(o, client, start):
         say(report)
 
 
-def keep_memory():
-    """glibc returns large blocks to the system, which has to clear their pages again for the next tensor: keep them."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(-3, 1 << 30)        # M_MMAP_THRESHOLD
-        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
-
-
 def main():
     o, start = options(), time.time()
     os.makedirs(o.out, exist_ok=True)
     torch.manual_seed(o.seed)
     torch.set_num_threads(o.threads)
-    keep_memory()
     if o.url:
         return run(o, Client(o.url), start)
     flags = ["--threads", str(o.threads)] + (["--quantization", o.quantization] if o.quantization else [])
