@@ -128,6 +128,40 @@ ROWS(bf16, UNIT_BF16_BYTES, 4)
 ROWS(e4m3, UNIT_E4M3_BYTES, 2)
 ROWS(e2m1, UNIT_E2M1_BYTES, 4)
 
+typedef uint32_t words __attribute__((vector_size(16)));
+
+/* Four words of four rows: of row i to place i of four units. */
+INLINE void turn(uint8_t *unit, const uint8_t *canon, size_t row_bytes)
+{
+    words r[4], low[2], high[2];
+    for (int i = 0; i < 4; i++)
+        memcpy(&r[i], canon + (size_t)i * row_bytes, sizeof r[i]);
+    for (int i = 0; i < 2; i++) {
+        low[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
+        high[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
+    }
+    const words out[4] = {__builtin_shufflevector(low[0], low[1], 0, 1, 4, 5),
+                          __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7),
+                          __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5),
+                          __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7)};
+    for (int i = 0; i < 4; i++)
+        memcpy(unit + i * UNIT_BF16_BYTES, &out[i], sizeof out[i]);
+}
+
+/* BF16, of which an update moves the most bytes: all rows of a panel whose units lie side by side
+ * are a matrix of 32-bit words that is transposed. */
+static void bf16_panel_put(uint8_t *panel, const struct rows *w, const uint8_t *canon)
+{
+    if (w->n_rows < PANEL_ROWS || w->rec != w->n_units * UNIT_BF16_BYTES ||
+        w->row_bytes % (4 * w->n_units) || w->row_bytes % sizeof(words)) {
+        bf16_rows_put(panel, w, canon);
+        return;
+    }
+    for (size_t at = 0; at < w->row_bytes; at += sizeof(words), panel += 4 * UNIT_BF16_BYTES)
+        for (size_t i = 0; i < PANEL_ROWS; i += 4)
+            turn(panel + i * 4, canon + i * w->row_bytes + at, w->row_bytes);
+}
+
 /* A unit of an element: columns, bytes, canonical bytes a row. */
 static const struct unit {
     size_t cols, bytes, row_bytes;
@@ -135,7 +169,7 @@ static const struct unit {
     void (*rows_put)(uint8_t *panel, const struct rows *w, const uint8_t *canon);
     void (*rows_get)(uint8_t *canon, const struct rows *w, const uint8_t *panel);
 } units[] = {
-    [ELEM_BF16] = {UNIT_BF16_COLS, UNIT_BF16_BYTES, 4, bf16_put, bf16_rows_put, bf16_rows_get},
+    [ELEM_BF16] = {UNIT_BF16_COLS, UNIT_BF16_BYTES, 4, bf16_put, bf16_panel_put, bf16_rows_get},
     [ELEM_E4M3] = {UNIT_E4M3_COLS, UNIT_E4M3_BYTES, 2, e4m3_put, e4m3_rows_put, e4m3_rows_get},
     [ELEM_E2M1] = {UNIT_E2M1_COLS, UNIT_E2M1_BYTES, 4, e2m1_put, e2m1_rows_put, e2m1_rows_get},
 };

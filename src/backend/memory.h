@@ -40,9 +40,13 @@ struct memory {
 struct memory_ops {
     /* Bytes of a slot; false when they overflow. */
     bool (*bytes)(size_t *out, const struct resident *r);
-    /* An arena; what no put of a slot writes is zero in it.  NULL without memory. */
+    /* An arena; what no put of a slot writes is zero in it (also in one that rested, since all generations have the same
+     * slots).  NULL without memory. */
     void *(*alloc)(void *ctx, size_t bytes);
     void (*free)(void *ctx, void *arena, size_t bytes);
+    /* Instead of `free`: the arena waits for the next update, which spares it new memory; meanwhile the system may have
+     * the memory.  NULL: arenas do not wait. */
+    void (*rest)(void *ctx, void *arena, size_t bytes);
     /* Canonical rows of a part into, or out of, a slot at address `at` of an arena.  Plain and f32
      * slots have PART_DATA alone. */
     void (*put)(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,

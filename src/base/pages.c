@@ -70,6 +70,12 @@ void *pages_try(size_t bytes)
     return p;
 }
 
+void pages_lend(void *p, size_t bytes)
+{
+    /* refused where there is no such thing: then the memory stays ours */
+    (void)madvise(p, bytes ? bytes : 1, MADV_FREE);
+}
+
 void pages_drop(void *p, size_t bytes)
 {
     CHECK(madvise(p, bytes ? bytes : 1, MADV_DONTNEED) == 0);

@@ -16,6 +16,9 @@ void pages_left(size_t *available, size_t *total);
 void *pages_try(size_t bytes) MUST_USE; /* NULL: not that much is left; counts for mem_fault_at */
 /* The same, whatever is left now: for what is filled over time, page by page. */
 void *pages_reserve(size_t bytes) MUST_USE;
+/* The system may take the memory back where it needs it, page by page, which are zero then; the others keep what was in
+ * them, and cost nothing when they are written again. */
+void pages_lend(void *p, size_t bytes);
 /* The memory goes back, the piece stays: it is zeroed, as at first. */
 void pages_drop(void *p, size_t bytes);
 void pages_release(void *p, size_t bytes); /* NULL is fine */

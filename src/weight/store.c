@@ -18,6 +18,7 @@ struct store {
     struct matrix *matrices;
     struct memory memory;
     void *arena;
+    _Atomic(void *) resting; /* the arena of the next update, or NULL */
     void *backup; /* of a released arena, on the host */
     bool lost;    /* the arena's bytes are no weights */
     uint64_t epoch;
@@ -87,10 +88,18 @@ err_t store_new(struct store **out, const struct slot_spec *specs, size_t n, str
     return OK;
 }
 
+/* The arena that rests goes back. */
+static void wake(struct store *s)
+{
+    void *arena = atomic_exchange(&s->resting, NULL);
+    if (arena) s->memory.ops->free(s->memory.ctx, arena, s->bytes);
+}
+
 void store_free(struct store *s)
 {
     if (s == NULL) return;
-    store_arena_free(s, s->arena);
+    if (s->arena) s->memory.ops->free(s->memory.ctx, s->arena, s->bytes);
+    wake(s);
     pages_release(s->backup, s->bytes);
     mem_free(s->specs);
     mem_free(s->offsets);
@@ -161,14 +170,22 @@ uint64_t store_hash(const struct store *s)
     return s->arena ? s->memory.ops->hash(s->memory.ctx, s->arena, s->bytes) : 0;
 }
 
-void *store_arena_new(const struct store *s)
+void *store_arena_new(struct store *s)
 {
-    return s->memory.ops->alloc(s->memory.ctx, s->bytes);
+    void *arena = atomic_exchange(&s->resting, NULL);
+    return arena ? arena : s->memory.ops->alloc(s->memory.ctx, s->bytes);
 }
 
-void store_arena_free(const struct store *s, void *arena)
+void store_arena_free(struct store *s, void *arena)
 {
-    if (arena) s->memory.ops->free(s->memory.ctx, arena, s->bytes);
+    const struct memory *m = &s->memory;
+    void *none = NULL;
+    if (arena == NULL) return;
+    if (m->ops->rest) {
+        m->ops->rest(m->ctx, arena, s->bytes);
+        if (atomic_compare_exchange_strong(&s->resting, &none, arena)) return;
+    }
+    m->ops->free(m->ctx, arena, s->bytes);
 }
 
 void *store_lend(const struct store *s, size_t bytes)
@@ -240,6 +257,7 @@ err_t store_release(struct store *s, bool keep, struct err *e)
 {
     const struct memory *m = &s->memory;
     CHECK(s->arena);
+    wake(s);
     if (keep && !s->lost) {
         s->backup = pages_try(s->bytes);
         if (s->backup == NULL)

@@ -57,10 +57,10 @@ err_t store_release(struct store *s, bool keep, struct err *e) MUST_USE;
 err_t store_resume(struct store *s, struct err *e) MUST_USE;
 bool store_lost(const struct store *s); /* no weights are resident */
 
-/* For update.c: a zeroed arena (NULL: out of memory), rows of a part into a slot of it, and the
+/* For update.c: an arena, zero where no slot lies (NULL: out of memory), rows of a part into a slot of it, and the
  * swap, which leaves the arena to free in *a (NULL the first time). */
-void *store_arena_new(const struct store *s);
-void store_arena_free(const struct store *s, void *arena);
+void *store_arena_new(struct store *s);
+void store_arena_free(struct store *s, void *arena); /* the next update's, where memory can rest */
 void store_put(const struct store *s, void *arena, size_t slot, part_t part, size_t row0, size_t n,
                const void *canon);
 /* Host memory that puts need not copy (backend/memory.h, lend); NULL: take your own. */

@@ -212,11 +212,28 @@ static void loads_model(void **state)
     mem_free(sp);
     if (load(s, FINAL, 1, &e) != OK) fail_msg("%s", e.msg);
     uint64_t h = store_hash(s);
+    const void *first = store_ptr(s, 0);
     assert_int_equal(load(s, EARLY, 2, &e), OK);
     assert_true(store_hash(s) != h);
+    assert_ptr_not_equal(store_ptr(s, 0), first);
     assert_int_equal(load(s, FINAL, 2, &e), OK);
     assert_true(store_hash(s) == h);
+    assert_ptr_equal(store_ptr(s, 0), first); /* it rested */
     assert_int_equal(store_epoch(s), 3);
+    /* A refused update leaves what it wrote in memory that rests; a release gives that back. */
+    struct update *u = NULL;
+    struct update_progress p = {0};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(update_begin(&u, s, &e), OK);
+        assert_int_equal(update_stage_dir(u, EARLY, 1, &p, &e), OK);
+        update_free(u);
+        if (i == 1) {
+            assert_int_equal(store_release(s, false, &e), OK);
+            assert_int_equal(store_resume(s, &e), OK);
+        }
+        assert_int_equal(load(s, FINAL, 2, &e), OK);
+        assert_true(store_hash(s) == h);
+    }
     store_free(s);
 }
 

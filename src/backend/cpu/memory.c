@@ -28,6 +28,12 @@ static void arena_free(void *ctx, void *arena, size_t bytes)
     pages_release(arena, bytes);
 }
 
+static void rest(void *ctx, void *arena, size_t bytes)
+{
+    (void)ctx;
+    pages_lend(arena, bytes);
+}
+
 static void put(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
                 const void *canon)
 {
@@ -102,6 +108,7 @@ static const struct memory_ops host_ops = {
     .bytes = slot_bytes,
     .alloc = arena_alloc,
     .free = arena_free,
+    .rest = rest,
     .put = put,
     .get = get,
     .copy = copy,
