@@ -95,6 +95,7 @@ err_t chat_reasoning(struct xchg *x, const json_t *b, const char *prompt, size_t
     x->think_inside = ends_with_mark(prompt, n, f->begin) || (f->always && !over);
     x->think = over ? NULL : f;
     x->think_end = over ? NULL : f->end;
+    x->think_begin = x->think_inside ? NULL : f->begin;
     return OK;
 }
 
@@ -126,6 +127,7 @@ static err_t compile_calls(struct xchg *x, const json_t *tools, const char *name
     size_t n = json_array_size(tools);
     struct grammar_call *calls = mem_try_array(n, sizeof *calls);
     struct grammar_spec spec = {.until = x->think_end,
+                                .if_begins = x->think_begin,
                                 .calls = calls,
                                 .one_call = one,
                                 .open = f->open,
@@ -139,8 +141,8 @@ static err_t compile_calls(struct xchg *x, const json_t *tools, const char *name
         calls[spec.n_calls].schema = json_object_size(p) ? p : NULL;
         ok = call_texts(f, tool_name(t), &calls[spec.n_calls++]);
     }
-    json_t *key = json_pack("{s:O,s:s?,s:b,s:s,s:s?}", "tools", tools, "named", named, "one", one,
-                            "format", f->name, "after", x->think_end);
+    json_t *key = json_pack("{s:O,s:s?,s:b,s:s,s:s?,s:s?}", "tools", tools, "named", named, "one", one,
+                            "format", f->name, "after", x->think_end, "if", x->think_begin);
     char *text = key ? json_dumps(key, JSON_COMPACT) : NULL;
     err_t rc = ok ? constraint_grammar(x->s, text, &spec, &x->tool_grammar, e)
                   : err_set(e, ERR_NOMEM, "tools: out of memory");

@@ -128,11 +128,13 @@ err_t constraint_parse(struct xchg *x, const json_t *params, enum sampling_api a
     } else if (what) {
         const json_t *p = json_object_get(what, "regex");
         struct grammar_spec spec = {.until = x->think_end,
+                                    .if_begins = x->think_begin,
                                     .pattern = json_string_value(p),
                                     .n_pattern = json_string_length(p),
                                     .schema = json_object_get(what, "schema"),
                                     .any_object = json_is_true(json_object_get(what, "object"))};
         if (x->think_end) json_object_set_new(what, "after", json_string(x->think_end));
+        if (x->think_begin) json_object_set_new(what, "if", json_string(x->think_begin));
         rc = constraint_grammar(x->s, json_dumps(what, JSON_COMPACT), &spec, &r->grammar, e);
     }
     if (r->grammar) r->ignore_eos = false;

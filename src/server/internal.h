@@ -110,6 +110,7 @@ struct xchg {
     const struct tool_format *tools;       /* calls that are looked for; NULL: none */
     const struct reasoning_format *think;  /* NULL: none is expected */
     const char *think_end;                 /* a grammar begins after it; NULL: at once */
+    const char *think_begin;               /* NULL: it has begun */
     struct grammar *tool_grammar;          /* owned; tool_choice demands a call */
     int n_prompts, n_samples;
     char *model;

@@ -426,7 +426,9 @@ static int32_t put_spec(struct gbuild *b, const struct grammar_spec *s)
         r = put_calls(b, s, r);
     if (!s->until) return r;
     int32_t one = gb_range(b, '\n', '\n', r), two = gb_range(b, '\n', '\n', gb_split(b, one, r));
-    return gb_until(b, s->until, gb_split(b, two, r));
+    int32_t free_text = gb_until(b, s->until, gb_split(b, two, r));
+    if (!s->if_begins) return free_text;
+    return gb_split(b, gb_bytes(b, s->if_begins, strlen(s->if_begins), free_text), r);
 }
 
 static err_t prepare(struct grammar *g, struct gbuild *b, const struct grammar_spec *s,

@@ -45,8 +45,9 @@ struct grammar_call {
 
 /* One of pattern, schema, any_object and calls. */
 struct grammar_spec {
-    const char *
-        until; /* free text that ends with this comes first, then up to two new lines; NULL: none */
+    /* Free text that ends with `until` comes first, then up to two new lines (NULL: none); with `if_begins` only where
+     * the output begins with that. */
+    const char *until, *if_begins;
     const char *pattern;
     size_t n_pattern;
     const json_t *schema;

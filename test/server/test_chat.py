@@ -118,6 +118,20 @@ def test_calls_that_must_come():
             assert all(len(c["message"]["tool_calls"]) == 1 for c in one["choices"])
 
 
+def test_formats_beside_reasoning():
+    """A format holds from the start where a turn does not begin with reasoning, after it where it does."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"], "additionalProperties": False}
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    with Server(FINAL, "--tool-call-parser", "qwen", "--reasoning-parser", "qwen3") as s:  # this model knows no reasoning
+        m = s.post("/v1/chat/completions", {"messages": SAID, "temperature": 0, "max_tokens": 60, **form})[1]["choices"][0]["message"]
+        assert 0 <= json.loads(m["content"])["a"] <= 9 and not m["reasoning_content"], m
+        c = s.post("/v1/chat/completions", {"messages": SAID, "temperature": 0, "max_tokens": 250, "tools": TOOLS, "tool_choice": "required"})[1]["choices"][0]
+        assert c["finish_reason"] == "length" or plain(c["message"])["tool_calls"], c
+    with known(["<think>", "Let me see.", "</think>", "\n\n", "{\"a\":", " 7}"], "--reasoning-parser", "qwen3") as s:
+        m = s.post("/v1/chat/completions", {"input_ids": [START], "temperature": 0, **form})[1]["choices"][0]["message"]
+        assert m["reasoning_content"] == "Let me see." and json.loads(m["content"]) == {"a": 7}, m
+
+
 def test_bad_tools():
     f = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"multipleOf": 3}}, "required": ["x"]}}
     rows = [({"tools": 5}, "tools"), ({"tools": [{"type": "x"}]}, "tools[0].type"), ({"tools": [{"type": "function", "function": {}}]}, "name"),

@@ -355,6 +355,39 @@ static void test_calls_and_until(void **state)
     json_decref(s);
 }
 
+/* Free text only where the output begins with its mark; else the rest comes at once. */
+static void test_until_if_begun(void **state)
+{
+    struct grammar_spec spec = {
+        .until = "</th>", .if_begins = "<th>", .pattern = "[0-9<]+", .n_pattern = 7};
+    static const struct {
+        const char *text;
+        bool whole, prefix;
+    } rows[] = {
+        {"12", true, true},
+        {"<th>hm 1</th>12", true, true},
+        {"<th>hm</th>\n\n7", true, true},
+        {"<", true, true},
+        {"<th", false, true},
+        {"<th>12", false, true},
+        {"hm</th>12", false, false},
+        {"\n12", false, false},
+        {"<th>a</th>b", false, false},
+    };
+    struct grammar *g = NULL;
+    struct err e = {0};
+    bool whole, prefix;
+    (void)state;
+    assert_int_equal(grammar_compile(&g, trie, &spec, &e), OK);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assert_int_equal(grammar_match(g, rows[i].text, strlen(rows[i].text), &whole, &prefix, &e),
+                         OK);
+        if (whole != rows[i].whole || prefix != rows[i].prefix)
+            fail_msg("%s: whole %d, prefix %d", rows[i].text, whole, prefix);
+    }
+    grammar_unref(g);
+}
+
 /* Every allocation that may fail does, once. */
 static void test_no_memory(void **state)
 {
@@ -386,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_regex),     cmocka_unit_test(test_schema),
         cmocka_unit_test(test_refused),   cmocka_unit_test(test_masks),
         cmocka_unit_test(test_eras),      cmocka_unit_test(test_calls_and_until),
+        cmocka_unit_test(test_until_if_begun),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
