@@ -62,7 +62,7 @@ def test_bad_requests_are_named():
                                ("/v1/chat/completions", '{"input_ids": %s}' % ids)):  # C39
                 status, r = s.post(path, body)
                 assert status == 400 and len(r["message"]) > 5, (path, body, status, r)
-        many = {str(i): 1 for i in range(300000)}
+        many = {str(i): 1 for i in range(300000 if SLOW else 1000000)}
         status, r = s.post("/generate", {"input_ids": [5], "sampling_params": {"logit_bias": many}})
         assert status == 400 and "logit_bias" in r["message"] and "2048" in r["message"], (status, r)
         for t in ts:
