@@ -1,11 +1,15 @@
 """Bad and odd input: an answer that names the fault, nothing lost, neighbours undisturbed."""
 import json
+import os
 import re
 import resource
+import shutil
+import struct
+import tempfile
 import threading
 import time
 
-from harness import EARLY, SLOW, Server, signature
+from harness import EARLY, FINAL, SLOW, Server, signature
 
 LONG = 200 if SLOW else 800  # tokens of neighbours
 
@@ -157,6 +161,32 @@ def memory_peak(s):
 
 def said(*turns):
     return [{"role": r, "content": c} for r, c in turns]
+
+
+def test_logits_that_are_not_finite():
+    """Weights that are finite, logits that are not: that request ends with an error that names the weight version."""
+    with tempfile.TemporaryDirectory() as root:
+        bad = os.path.join(root, "bad")
+        shutil.copytree(FINAL, bad)
+        path = os.path.join(bad, "model-00001-of-00001.safetensors")
+        with open(path, "r+b") as f:
+            n = struct.unpack("<Q", f.read(8))[0]
+            a, b = json.loads(f.read(n))["model.norm.weight"]["data_offsets"]
+            f.seek(8 + n + a)
+            f.write(b"\x7f\x7f" * ((b - a) // 2))  # 3.4e38, the largest BF16
+        with Server(FINAL) as s:
+            good = s.generate([5, 6], 8)
+            update = lambda folder, version: s.post("/update_weights_from_disk", {"model_path": folder, "weight_version": version})
+            assert update(bad, "huge")[0] == 200
+            status, r = s.post("/generate", {"input_ids": [5, 6], "sampling_params": {"temperature": 0, "max_new_tokens": 8}})
+            told = json.dumps(r)
+            assert "non-finite" in told and "huge" in told, (status, r)
+            status, data = s.post("/v1/completions", {"prompt": [5, 6], "max_tokens": 8, "stream": True}, raw=True)
+            assert b"non-finite" in data and b"huge" in data and data.rstrip().endswith(b"[DONE]"), data
+            assert s.get("/health")[0] == 200
+            assert update(FINAL, "good")[0] == 200
+            again = s.generate([5, 6], 8)
+            assert again["output_ids"] == good["output_ids"]
 
 
 ODD_PROMPTS = [  # C53: prompt, status
