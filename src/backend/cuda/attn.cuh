@@ -49,6 +49,19 @@ struct fold {
     float old, fresh;
 };
 
+/* A column's sum, the same in every kernel: of the four that each of four neighbouring lanes has, keys of
+ * one parity in l[0] and l[2], of the other in l[1] and l[3]. */
+__device__ __forceinline__ float sum_lanes(const float l[4])
+{
+    float even = __fadd_rn(l[0], l[2]), odd = __fadd_rn(l[1], l[3]);
+#pragma unroll
+    for (int w = 2; w; w /= 2) {
+        even = __fadd_rn(even, __shfl_xor_sync(FULL_WARP, even, w));
+        odd = __fadd_rn(odd, __shfl_xor_sync(FULL_WARP, odd, w));
+    }
+    return __fadd_rn(even, odd);
+}
+
 /* The row sum of a chunk whose maximum is NaN is NaN, since exp_weight does not tell. */
 __device__ __forceinline__ float sum_of_chunk(float l, float mc)
 {

@@ -227,16 +227,10 @@ struct columns {
         l[3] = __fadd_rn(l[3], bf16_hi(p.y));
     }
 
-    /* chunk_sum = the lanes' tree, moved from column g to columns c2, c2 + 1. */
-    __device__ __forceinline__ void sum_lanes(const float l[4])
+    /* chunk_sum = the lanes' sum, moved from column g to columns c2, c2 + 1. */
+    __device__ __forceinline__ void sum_columns(const float l[4])
     {
-        float even = __fadd_rn(l[0], l[2]), odd = __fadd_rn(l[1], l[3]);
-#pragma unroll
-        for (int w = 2; w; w /= 2) {
-            even = __fadd_rn(even, __shfl_xor_sync(FULL_WARP, even, w));
-            odd = __fadd_rn(odd, __shfl_xor_sync(FULL_WARP, odd, w));
-        }
-        float x = __fadd_rn(even, odd);
+        float x = sum_lanes(l);
         chunk_sum[0] = sum_of_chunk(__shfl_sync(FULL_WARP, x, c2 * 4), own_max[0]);
         chunk_sum[1] = sum_of_chunk(__shfl_sync(FULL_WARP, x, c2 * 4 + 4), own_max[1]);
     }

@@ -53,7 +53,7 @@ struct consumer : columns<TYPE, HEAD_DIM, NT> {
     using C::scores;
     using C::start_pair;
     using C::sum;
-    using C::sum_lanes;
+    using C::sum_columns;
     using C::sum_tile;
     using C::sync;
     using C::top;
@@ -105,7 +105,7 @@ struct consumer : columns<TYPE, HEAD_DIM, NT> {
             __syncwarp();
             if (lane == 0) mbarrier_arrive(m.empty + r.stage * 8);
         }
-        if (warp < NT) sum_lanes(l);
+        if (warp < NT) sum_columns(l);
     }
 
     /* Through the chunk: afterwards acc, chunk_max, chunk_sum and f are the chunk's. */

@@ -274,13 +274,7 @@ __device__ __forceinline__ void sums(float sum[2], const uint2 *p, int n_tiles, 
         l[2] = __fadd_rn(l[2], bf16_lo(x.y));
         l[3] = __fadd_rn(l[3], bf16_hi(x.y));
     }
-    float even = __fadd_rn(l[0], l[2]), odd = __fadd_rn(l[1], l[3]);
-#pragma unroll
-    for (int w = 2; w; w /= 2) {
-        even = __fadd_rn(even, __shfl_xor_sync(FULL_WARP, even, w));
-        odd = __fadd_rn(odd, __shfl_xor_sync(FULL_WARP, odd, w));
-    }
-    float x = __fadd_rn(even, odd);
+    float x = sum_lanes(l);
     sum[0] = sum_of_chunk(__shfl_sync(FULL_WARP, x, c2 * 4), max[0]);
     sum[1] = sum_of_chunk(__shfl_sync(FULL_WARP, x, c2 * 4 + 4), max[1]);
 }

@@ -296,18 +296,6 @@ struct consumer {
                 }
     }
 
-    /* The lanes' tree of attn_columns.cuh. */
-    __device__ __forceinline__ float sum_lanes(const float l[4])
-    {
-        float even = __fadd_rn(l[0], l[2]), odd = __fadd_rn(l[1], l[3]);
-#pragma unroll
-        for (int w = 2; w; w /= 2) {
-            even = __fadd_rn(even, __shfl_xor_sync(FULL_WARP, even, w));
-            odd = __fadd_rn(odd, __shfl_xor_sync(FULL_WARP, odd, w));
-        }
-        return __fadd_rn(even, odd);
-    }
-
     __device__ __forceinline__ void row_max(float mc[2])
     {
 #pragma unroll
