@@ -32,12 +32,8 @@ __device__ __forceinline__ void multiply_mma_as(float acc[N / 2], struct raw<F> 
     for (int half = 0; half < 2; half++) {
         uint32_t f[2][4]; /* A of two steps */
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t w[2];
-            weight_step<F, ONE>(w, v[i % 2], half * 2 + i / 2);
-            f[i / 2][i % 2] = w[0];
-            f[i / 2][i % 2 + 2] = w[1];
-        }
+        for (int i = 0; i < 2; i++)
+            weight_operand<F, ONE>(f[i], v, half * 2 + i);
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             uint32_t x[4]; /* 8 rows x 32 k */

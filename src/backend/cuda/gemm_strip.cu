@@ -97,13 +97,8 @@ __device__ __forceinline__ void strip_multiply(float acc[4], struct strip_block<
     weight_prepare<F>(v.raw[1]);
 #pragma unroll
     for (int step = 0; step < 4; step++) {
-        uint32_t w[2], f[4];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            weight_step<F>(w, v.raw[i], step);
-            f[i] = w[0];
-            f[i + 2] = w[1];
-        }
+        uint32_t f[4];
+        weight_operand<F>(f, v.raw, step);
         mma_m16n8k16_bf16(acc, f, &v.x[2 * step]);
     }
 }

@@ -191,4 +191,17 @@ __device__ __forceinline__ void weight_step(uint32_t w[2], const struct raw<F> &
     }
 }
 
+/* Operand A of k16 step `step`, of 16 rows: two units of 8. */
+template <format_t F, bool ONE = false>
+__device__ __forceinline__ void weight_operand(uint32_t f[4], const struct raw<F> r[2], int step)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t w[2];
+        weight_step<F, ONE>(w, r[i], step);
+        f[i] = w[0];
+        f[i + 2] = w[1];
+    }
+}
+
 #endif
