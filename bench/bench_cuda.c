@@ -231,7 +231,8 @@ static void row(struct bench *b, format_t f, int m, double expert_bytes)
            b->experts, t1, t2, t, floor, 100.0 * floor / t, bytes / t * 1e-3, flops / t * 1e-6);
     fflush(stdout);
     record_begin(&b->record);
-    record_text(&b->record, "what", "grouped GEMMs"), record_text(&b->record, "format", formats[f].name);
+    record_text(&b->record, "what", "grouped GEMMs"),
+        record_text(&b->record, "format", formats[f].name);
     record_num(&b->record, "tokens", m), record_num(&b->record, "experts", b->experts);
     record_num(&b->record, "gemm1_us", t1), record_num(&b->record, "gemm2_us", t2);
     record_num(&b->record, "both_us", t), record_num(&b->record, "floor_us", floor);
@@ -335,17 +336,25 @@ int main(int argc, char **argv)
 {
     static const format_t todo[] = {FORMAT_NVFP4, FORMAT_FP8_BLOCK, FORMAT_MXFP8, FORMAT_MXFP4,
                                     FORMAT_BF16};
-    static const struct option options[] = {
-        {"json", 1, NULL, 'j'}, {"format", 1, NULL, 'f'}, {"tokens", 1, NULL, 't'}, {"size", 1, NULL, 's'}, {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"json", 1, NULL, 'j'},
+                                            {"format", 1, NULL, 'f'},
+                                            {"tokens", 1, NULL, 't'},
+                                            {"size", 1, NULL, 's'},
+                                            {NULL, 0, NULL, 0}};
     uint32_t wanted = 0;
     static struct bench b = {.size = -1};
     const char *json = NULL, *names = NULL, *tokens = NULL;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 'j') json = optarg;
-        else if (c == 'f') names = optarg;
-        else if (c == 't') tokens = optarg;
-        else if (c == 's') b.size = atoi(optarg);
-        else return 2;
+        if (c == 'j')
+            json = optarg;
+        else if (c == 'f')
+            names = optarg;
+        else if (c == 't')
+            tokens = optarg;
+        else if (c == 's')
+            b.size = atoi(optarg);
+        else
+            return 2;
     }
     record_open(&b.record, json, "gemm");
     MUST(device_open(&b.d, 0, 0, &err));

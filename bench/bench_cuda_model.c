@@ -116,7 +116,9 @@ static struct need weights_need(const struct rig *g, double tokens, double rows)
         bool head = strcmp(p->name, "lm_head.weight") == 0;
         n.bytes += (double)dummy_bytes(p, 1) * (is_expert(p) ? hit : 1);
         n.flops += 2.0 * (double)p->shape.rows * (double)p->shape.cols *
-                   (head ? rows : is_expert(p) ? tokens * share : tokens);
+                   (head           ? rows
+                    : is_expert(p) ? tokens * share
+                                   : tokens);
     }
     return n;
 }
@@ -223,15 +225,18 @@ static void decode(struct rig *g, int batch, int shared)
     double ms = median(t, g->repeat) * 1e3, submit_ms = median(submit, g->repeat) * 1e3;
     struct need n = weights_need(g, batch, batch);
     attention_need(&n, g, shared + (double)batch * (CONTEXT - shared), (double)batch * CONTEXT);
-    printf("decode, batch %4d%s: %7.3f ms a step (%.3f to submit), %8.0f tok/s; floor %.3f ms: %.0f%%\n", batch,
-           shared ? " (960 shared)" : "", ms, submit_ms, batch / ms * 1e3, floor_ms(&n), 100 * floor_ms(&n) / ms);
+    printf("decode, batch %4d%s: %7.3f ms a step (%.3f to submit), %8.0f tok/s; floor %.3f ms: "
+           "%.0f%%\n",
+           batch, shared ? " (960 shared)" : "", ms, submit_ms, batch / ms * 1e3, floor_ms(&n),
+           100 * floor_ms(&n) / ms);
     fflush(stdout);
     record_begin(&g->record);
     record_text(&g->record, "what", "decode"), record_text(&g->record, "format", g->format);
     record_num(&g->record, "layers", g->c.n_layers), record_num(&g->record, "batch", batch);
     record_num(&g->record, "context", CONTEXT), record_num(&g->record, "shared", shared);
     record_num(&g->record, "ms", ms), record_num(&g->record, "submit_ms", submit_ms);
-    record_num(&g->record, "tok_s", batch / ms * 1e3), record_num(&g->record, "floor_ms", floor_ms(&n));
+    record_num(&g->record, "tok_s", batch / ms * 1e3),
+        record_num(&g->record, "floor_ms", floor_ms(&n));
     record_end(&g->record);
 }
 
@@ -240,7 +245,8 @@ static void decode_all(struct rig *g, const char *batches)
     for (const char *p = batches; *p; p += strspn(p, ",")) {
         char *end;
         long batch = strtol(p, &end, 10);
-        if (end == p || batch < 1 || batch > MAX_BATCH) fprintf(stderr, "--batch: %s\n", p), exit(2);
+        if (end == p || batch < 1 || batch > MAX_BATCH)
+            fprintf(stderr, "--batch: %s\n", p), exit(2);
         p = end;
         if (batch * PAGES_EACH <= g->pages) decode(g, (int)batch, 0);
         if (batch == MAX_BATCH) decode(g, (int)batch, SHARED);
@@ -259,8 +265,8 @@ static void prefill(struct rig *g, int n_seqs, int per_seq)
     s = median(t, n_times);
     struct need n = weights_need(g, all, n_seqs);
     attention_need(&n, g, all, all * (per_seq + 1) / 2);
-    printf("prefill, %d of %d: %.1f ms, %.0f tok/s; floor %.1f ms: %.0f%%\n", n_seqs, per_seq, s * 1e3, all / s,
-           floor_ms(&n), floor_ms(&n) / s * 0.1);
+    printf("prefill, %d of %d: %.1f ms, %.0f tok/s; floor %.1f ms: %.0f%%\n", n_seqs, per_seq,
+           s * 1e3, all / s, floor_ms(&n), floor_ms(&n) / s * 0.1);
     fflush(stdout);
     record_begin(&g->record);
     record_text(&g->record, "what", "prefill"), record_text(&g->record, "format", g->format);
@@ -286,17 +292,22 @@ static void load(struct rig *g, const char *path)
     struct gsm_result r;
     gsm_read(&l, path);
     gsm_run(&r, &l, &o);
-    printf("gsm8k-shaped load: %d prompts of %.0f tokens (%.0f cached), %.0f output tokens in %.2f s: "
-           "%.0f output tok/s; %lld steps, %lld retractions\n",
-           l.count, l.prompts / l.count, r.cached / l.count, r.outputs, r.seconds, r.outputs / r.seconds, r.steps,
-           r.retractions);
+    printf(
+        "gsm8k-shaped load: %d prompts of %.0f tokens (%.0f cached), %.0f output tokens in %.2f s: "
+        "%.0f output tok/s; %lld steps, %lld retractions\n",
+        l.count, l.prompts / l.count, r.cached / l.count, r.outputs, r.seconds,
+        r.outputs / r.seconds, r.steps, r.retractions);
     fflush(stdout);
     record_begin(&g->record);
-    record_text(&g->record, "what", "gsm8k-shaped load"), record_text(&g->record, "format", g->format);
+    record_text(&g->record, "what", "gsm8k-shaped load"),
+        record_text(&g->record, "format", g->format);
     record_num(&g->record, "layers", g->c.n_layers), record_num(&g->record, "requests", l.count);
-    record_num(&g->record, "prompt_tokens", l.prompts), record_num(&g->record, "cached_tokens", r.cached);
-    record_num(&g->record, "output_tokens", r.outputs), record_num(&g->record, "seconds", r.seconds);
-    record_num(&g->record, "tok_s", r.outputs / r.seconds), record_num(&g->record, "steps", (double)r.steps);
+    record_num(&g->record, "prompt_tokens", l.prompts),
+        record_num(&g->record, "cached_tokens", r.cached);
+    record_num(&g->record, "output_tokens", r.outputs),
+        record_num(&g->record, "seconds", r.seconds);
+    record_num(&g->record, "tok_s", r.outputs / r.seconds),
+        record_num(&g->record, "steps", (double)r.steps);
     record_num(&g->record, "retractions", (double)r.retractions);
     record_end(&g->record);
 }
@@ -309,12 +320,15 @@ static void update(struct rig *g)
     double staged = stage(g, 2, &commit);
     uint64_t after = store_hash(g->store);
     if (before == after) fprintf(stderr, "update: the resident bytes are as before\n"), exit(1);
-    printf("update: %.2f GB of random weights made and staged in %.2f s, commit (the pause) %.2f ms; checksum %016llx, "
+    printf("update: %.2f GB of random weights made and staged in %.2f s, commit (the pause) %.2f "
+           "ms; checksum %016llx, "
            "before %016llx\n",
-           bytes * 1e-9, staged, commit * 1e3, (unsigned long long)after, (unsigned long long)before);
+           bytes * 1e-9, staged, commit * 1e3, (unsigned long long)after,
+           (unsigned long long)before);
     fflush(stdout);
     record_begin(&g->record);
-    record_text(&g->record, "what", "update, random weights"), record_text(&g->record, "format", g->format);
+    record_text(&g->record, "what", "update, random weights"),
+        record_text(&g->record, "format", g->format);
     record_num(&g->record, "layers", g->c.n_layers), record_num(&g->record, "bytes", bytes);
     record_num(&g->record, "stage_s", staged), record_num(&g->record, "commit_ms", commit * 1e3);
     record_end(&g->record);
@@ -391,16 +405,19 @@ static void open_weights(struct rig *g, const struct args *a)
     choose_formats(specs, n, a->format, a->layers);
     must(store_new(&g->store, specs, n, weights_memory(g->w), &e), &e);
     must(device_free_bytes(&before, g->d, &e), &e);
-    double s = stage(g, 1, &commit), bytes = (double)store_bytes(g->store), stored = (double)dummy_bytes(specs, n);
+    double s = stage(g, 1, &commit), bytes = (double)store_bytes(g->store),
+           stored = (double)dummy_bytes(specs, n);
     must(device_free_bytes(&after, g->d, &e), &e);
-    printf("%s, %s, %d layers: weights %.2f GB, %.4f of the bytes stored, %.4f by the driver; made and staged in %.2f s\n",
+    printf("%s, %s, %d layers: weights %.2f GB, %.4f of the bytes stored, %.4f by the driver; made "
+           "and staged in %.2f s\n",
            device_about(g->d)->name, a->format, g->c.n_layers, bytes * 1e-9, bytes / stored,
            (double)(before - after) / stored, s);
     fflush(stdout);
     record_begin(&g->record);
     record_text(&g->record, "what", "memory"), record_text(&g->record, "format", g->format);
     record_num(&g->record, "layers", g->c.n_layers), record_num(&g->record, "stored_bytes", stored);
-    record_num(&g->record, "resident_bytes", bytes), record_num(&g->record, "driver_bytes", (double)(before - after));
+    record_num(&g->record, "resident_bytes", bytes),
+        record_num(&g->record, "driver_bytes", (double)(before - after));
     record_end(&g->record);
     mem_free(specs);
 }
@@ -422,30 +439,34 @@ static unsigned parts_of(const char *list)
 
 static struct args arguments(int argc, char **argv)
 {
-    static const struct option options[] = {{"json", 1, NULL, 'j'},
-                                            {"batch", 1, NULL, 'b'},
-                                            {"part", 1, NULL, 'p'},
-                                            {"repeat", 1, NULL, 'r'},
-                                            {"no-graphs", 0, NULL, 'n'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"json", 1, NULL, 'j'},      {"batch", 1, NULL, 'b'},
+                                            {"part", 1, NULL, 'p'},      {"repeat", 1, NULL, 'r'},
+                                            {"no-graphs", 0, NULL, 'n'}, {NULL, 0, NULL, 0}};
     struct args a = {.format = "nvfp4",
                      .layers = 48,
                      .repeat = REPEAT_MAX,
                      .batches = "1,8,32,64,256,1209",
                      .parts = PARTS_ALL};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 'j') a.json = optarg;
-        else if (c == 'b') a.batches = optarg;
-        else if (c == 'p') a.parts = parts_of(optarg);
-        else if (c == 'r') a.repeat = atoi(optarg);
-        else if (c == 'n') a.no_graphs = true;
-        else exit(2);
+        if (c == 'j')
+            a.json = optarg;
+        else if (c == 'b')
+            a.batches = optarg;
+        else if (c == 'p')
+            a.parts = parts_of(optarg);
+        else if (c == 'r')
+            a.repeat = atoi(optarg);
+        else if (c == 'n')
+            a.no_graphs = true;
+        else
+            exit(2);
     }
     if (optind < argc) a.format = argv[optind++];
     if (optind < argc) a.layers = atoi(argv[optind++]);
     if (optind < argc) a.prompts = argv[optind];
     if (a.layers < 1) fprintf(stderr, "LAYERS: at least 1\n"), exit(2);
-    if (a.repeat < 1 || a.repeat > REPEAT_MAX) fprintf(stderr, "--repeat: 1 .. %d\n", REPEAT_MAX), exit(2);
+    if (a.repeat < 1 || a.repeat > REPEAT_MAX)
+        fprintf(stderr, "--repeat: 1 .. %d\n", REPEAT_MAX), exit(2);
     return a;
 }
 

@@ -26,7 +26,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAYERS = 8, REPLAYS = 15, M_MAX = 16384, EXPERTS = 128, TOP_K = 8, HIDDEN = 2048, INNER = 768 };
+enum {
+    LAYERS = 8,
+    REPLAYS = 15,
+    M_MAX = 16384,
+    EXPERTS = 128,
+    TOP_K = 8,
+    HIDDEN = 2048,
+    INNER = 768
+};
 #define READ_BYTES_S 4390e9
 #define FLOP_S       670e12
 
@@ -51,7 +59,8 @@ static void must(err_t rc, const struct err *e)
 static void shape(struct config *c)
 {
     static const char json[] =
-        "{\"model_type\":\"qwen3_moe\",\"vocab_size\":4096,\"hidden_size\":2048,\"intermediate_size\":6144,"
+        "{\"model_type\":\"qwen3_moe\",\"vocab_size\":4096,\"hidden_size\":2048,\"intermediate_"
+        "size\":6144,"
         "\"moe_intermediate_size\":768,\"num_hidden_layers\":8,\"num_attention_heads\":32,"
         "\"num_key_value_heads\":4,\"head_dim\":128,\"num_experts\":128,\"num_experts_per_tok\":8,"
         "\"norm_topk_prob\":true,\"rms_norm_eps\":1e-6,\"rope_theta\":1000000.0,"
@@ -153,7 +162,8 @@ static int experts_touched(struct rig *g, int m)
     must(queue_sync(g->m->q, &e), &e);
     for (int i = 0; i < EXPERTS; i++)
         n += offsets[i + 1] > offsets[i];
-    if (offsets[EXPERTS] != m * TOP_K) fprintf(stderr, "%d rows of experts\n", offsets[EXPERTS]), exit(1);
+    if (offsets[EXPERTS] != m * TOP_K)
+        fprintf(stderr, "%d rows of experts\n", offsets[EXPERTS]), exit(1);
     return n;
 }
 
@@ -170,23 +180,29 @@ static void row(struct rig *g, int m)
     down.shape.rows = HIDDEN, down.shape.cols = INNER;
     double bytes = touched * (2.0 * (double)dummy_bytes(&up, 1) + (double)dummy_bytes(&down, 1));
     double flops = 6.0 * m * TOP_K * HIDDEN * INNER, router = 2.0 * EXPERTS * HIDDEN;
-    double part_floor = floor_us(bytes, flops), layer_floor = floor_us(bytes + router, flops + router * m);
-    printf("%-10s %6d %7d %9.1f %8.1f %5.0f%% %11.1f %8.1f %5.0f%% %7.0f %8.1f\n", formats[g->format].name, m, touched,
-           layer, layer_floor, 100 * layer_floor / layer, part, part_floor, 100 * part_floor / part,
-           bytes / part * 1e-3, flops / part * 1e-6);
+    double part_floor = floor_us(bytes, flops),
+           layer_floor = floor_us(bytes + router, flops + router * m);
+    printf("%-10s %6d %7d %9.1f %8.1f %5.0f%% %11.1f %8.1f %5.0f%% %7.0f %8.1f\n",
+           formats[g->format].name, m, touched, layer, layer_floor, 100 * layer_floor / layer, part,
+           part_floor, 100 * part_floor / part, bytes / part * 1e-3, flops / part * 1e-6);
     fflush(stdout);
     record_begin(&g->record);
-    record_text(&g->record, "what", "MoE layer"), record_text(&g->record, "format", formats[g->format].name);
+    record_text(&g->record, "what", "MoE layer"),
+        record_text(&g->record, "format", formats[g->format].name);
     record_num(&g->record, "tokens", m), record_num(&g->record, "experts", touched);
-    record_num(&g->record, "layer_us", layer), record_num(&g->record, "layer_floor_us", layer_floor);
-    record_num(&g->record, "experts_us", part), record_num(&g->record, "experts_floor_us", part_floor);
+    record_num(&g->record, "layer_us", layer),
+        record_num(&g->record, "layer_floor_us", layer_floor);
+    record_num(&g->record, "experts_us", part),
+        record_num(&g->record, "experts_floor_us", part_floor);
     record_end(&g->record);
 }
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"json", 1, NULL, 'j'}, {"format", 1, NULL, 'f'}, {"tokens", 1, NULL, 't'}, {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"json", 1, NULL, 'j'},
+                                            {"format", 1, NULL, 'f'},
+                                            {"tokens", 1, NULL, 't'},
+                                            {NULL, 0, NULL, 0}};
     char all_formats[] = "bf16,nvfp4,fp8-block,mxfp8,mxfp4",
          all_tokens[] = "1,8,32,64,128,256,512,1024,1209,2048,4096,8192,16384";
     char *names = all_formats, *tokens = all_tokens, *save, *name, *m;
@@ -194,18 +210,23 @@ int main(int argc, char **argv)
     struct rig g = {0};
     struct err e = {0};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 'j') json = optarg;
-        else if (c == 'f') names = optarg;
-        else if (c == 't') tokens = optarg;
-        else return 2;
+        if (c == 'j')
+            json = optarg;
+        else if (c == 'f')
+            names = optarg;
+        else if (c == 't')
+            tokens = optarg;
+        else
+            return 2;
     }
     record_open(&g.record, json, "moe");
     shape(&g.c);
     must(device_open(&g.d, 0, 0, &e), &e);
     must(event_new(&g.from, g.d, true, &e), &e);
     must(event_new(&g.to, g.d, true, &e), &e);
-    printf("%s\n%-10s %6s %7s %9s %8s %6s %11s %8s %6s %7s %8s\n", device_about(g.d)->name, "format", "tokens",
-           "experts", "layer us", "floor", "", "experts us", "floor", "", "GB/s", "TFLOP/s");
+    printf("%s\n%-10s %6s %7s %9s %8s %6s %11s %8s %6s %7s %8s\n", device_about(g.d)->name,
+           "format", "tokens", "experts", "layer us", "floor", "", "experts us", "floor", "",
+           "GB/s", "TFLOP/s");
     for (name = strtok_r(names, ",", &save); name; name = strtok_r(NULL, ",", &save)) {
         format_t f = format_find(name);
         if (f == FORMAT_COUNT) fprintf(stderr, "%s: unknown format\n", name), exit(2);

@@ -159,7 +159,8 @@ static void line(const char *name, launch_fn *launch, const void *args, int32_t 
         double us = us_of(launch, args, rows[i]);
         printf(" %9.1f", us);
         record_begin(&record);
-        record_text(&record, "what", name), record_num(&record, "rows", rows[i]), record_num(&record, "us", us);
+        record_text(&record, "what", name), record_num(&record, "rows", rows[i]),
+            record_num(&record, "us", us);
         record_end(&record);
     }
     printf("\n");
@@ -212,9 +213,8 @@ static void bench_layer(void)
         .n_local = EXPERTS,
         .normalise = 1};
     struct gemm_weight w = {(const void *)random_numbers(HIDDEN * EXPERTS, 0.02f, true), NULL};
-    struct norm_route_args norm_route = {.norm = norm,
-                                         .route = route,
-                                         .router = (const struct gemm_weight *)upload(&w, sizeof w)};
+    struct norm_route_args norm_route = {
+        .norm = norm, .route = route, .router = (const struct gemm_weight *)upload(&w, sizeof w)};
     line("residual add + norm", launch_add, &norm, ROWS_MAX);
     line("combine + norm", launch_combine, &norm, ROWS_MAX);
     line("q/k norm, rope, KV write", launch_rope, &rope, ROWS_MAX);

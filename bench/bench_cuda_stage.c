@@ -78,11 +78,15 @@ int main(int argc, char **argv)
     struct record r;
     double commit;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 'j') json = optarg;
-        else if (c == 't') list = optarg;
-        else return 2;
+        if (c == 'j')
+            json = optarg;
+        else if (c == 't')
+            list = optarg;
+        else
+            return 2;
     }
-    if (argc - optind != 1) fprintf(stderr, "bench_cuda_stage FOLDER [--threads 4,8,16] [--json FILE]\n"), exit(2);
+    if (argc - optind != 1)
+        fprintf(stderr, "bench_cuda_stage FOLDER [--threads 4,8,16] [--json FILE]\n"), exit(2);
     g.folder = argv[optind];
     record_open(&r, json, "stage");
     double t = clock_s();
@@ -92,17 +96,21 @@ int main(int argc, char **argv)
     double made = clock_s() - t - opened;
     open_store(&g, w);
     double planned = clock_s() - t - opened - made, first = stage(&g, 8, false, &commit);
-    printf("%s: %.2f GB; device opened in %.2f s, buffers %.2f s, headers %.2f s, first loading %.2f s\n",
+    printf("%s: %.2f GB; device opened in %.2f s, buffers %.2f s, headers %.2f s, first loading "
+           "%.2f s\n",
            device_about(d)->name, g.gb, opened, made, planned, first);
     for (char *p = strtok_r(list, ",", &rest); p; p = strtok_r(NULL, ",", &rest)) {
         int n = atoi(p);
         double read = stage(&g, n, true, &commit), staged = stage(&g, n, false, &commit);
-        printf("%2d threads: read and checked in %.3f s, %.1f GB/s; staged in %.3f s, %.1f GB/s; committed in %.2f ms\n", n,
-               read, g.gb / read, staged, g.gb / staged, commit);
+        printf("%2d threads: read and checked in %.3f s, %.1f GB/s; staged in %.3f s, %.1f GB/s; "
+               "committed in %.2f ms\n",
+               n, read, g.gb / read, staged, g.gb / staged, commit);
         fflush(stdout);
         record_begin(&r);
-        record_text(&r, "what", "staging"), record_num(&r, "gb", g.gb), record_num(&r, "threads", n);
-        record_num(&r, "read_s", read), record_num(&r, "stage_s", staged), record_num(&r, "commit_ms", commit);
+        record_text(&r, "what", "staging"), record_num(&r, "gb", g.gb),
+            record_num(&r, "threads", n);
+        record_num(&r, "read_s", read), record_num(&r, "stage_s", staged),
+            record_num(&r, "commit_ms", commit);
         record_end(&r);
     }
     store_free(g.store);

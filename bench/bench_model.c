@@ -13,21 +13,23 @@
 #include "machine.h"
 #include "random_model.h"
 
-
 #define CONTEXT 256 /* tokens each sequence holds before the timed steps */
 #define BATCH   64
 
 static double step_bytes(const struct config *c, int batch)
 {
-    double h = c->hidden_size, q = (double)c->n_heads * c->head_dim, kv = (double)c->n_kv_heads * c->head_dim;
+    double h = c->hidden_size, q = (double)c->n_heads * c->head_dim,
+           kv = (double)c->n_kv_heads * c->head_dim;
     double hit = 1 - pow(1 - (double)c->top_k / c->n_experts, batch);
-    double layer = h * (2 * q + 2 * kv) + h * c->n_experts + 3 * h * c->moe_intermediate_size * c->n_experts * hit;
+    double layer = h * (2 * q + 2 * kv) + h * c->n_experts +
+                   3 * h * c->moe_intermediate_size * c->n_experts * hit;
     return 2 * (layer * c->n_layers + h * c->vocab_size);
 }
 
 static double timed_step(struct model *m, int n_seqs, int first, int per_seq)
 {
-    static int32_t ids[BATCH * CONTEXT], pos[BATCH * CONTEXT], seq[BATCH * CONTEXT], tables[BATCH][64];
+    static int32_t ids[BATCH * CONTEXT], pos[BATCH * CONTEXT], seq[BATCH * CONTEXT],
+        tables[BATCH][64];
     static struct sample_output out[BATCH];
     static struct sample_input in[BATCH];
     static struct step_row rows[BATCH];
@@ -39,11 +41,20 @@ static double timed_step(struct model *m, int n_seqs, int first, int per_seq)
             tables[s][i] = s * 32 + i;
         seqs[s] = (struct step_seq){tables[s], 32};
         for (int i = 0; i < per_seq; i++, n++)
-            ids[n] = (int32_t)(mix((uint64_t)(s * 1000 + first + i)) % 2000), pos[n] = first + i, seq[n] = s;
-        in[s] = (struct sample_input){.target = -1, .params = &greedy, .position = (uint64_t)(first + per_seq)};
+            ids[n] = (int32_t)(mix((uint64_t)(s * 1000 + first + i)) % 2000), pos[n] = first + i,
+            seq[n] = s;
+        in[s] = (struct sample_input){
+            .target = -1, .params = &greedy, .position = (uint64_t)(first + per_seq)};
         rows[s] = (struct step_row){n - 1, &in[s], &out[s]};
     }
-    struct step st = {.n_tokens = n, .ids = ids, .pos = pos, .seq = seq, .n_seqs = n_seqs, .seqs = seqs, .n_rows = n_seqs, .rows = rows};
+    struct step st = {.n_tokens = n,
+                      .ids = ids,
+                      .pos = pos,
+                      .seq = seq,
+                      .n_seqs = n_seqs,
+                      .seqs = seqs,
+                      .n_rows = n_seqs,
+                      .rows = rows};
     double t = clock_s();
     model_submit(m, &st);
     CHECK(model_collect(m, &st, NULL) == OK);
@@ -97,8 +108,10 @@ int main(int argc, char **argv)
             best = t < best ? t : best;
         }
         double bytes = step_bytes(&c, batches[b]);
-        printf("decode    batch %-2d        %9.1f tok/s  %7.2f ms/step  %5.1f GB/s of weights, %3.0f%% of the read\n",
-               batches[b], batches[b] / best, best * 1e3, bytes / best / 1e9, 100 * bytes / best / bandwidth);
+        printf("decode    batch %-2d        %9.1f tok/s  %7.2f ms/step  %5.1f GB/s of weights, "
+               "%3.0f%% of the read\n",
+               batches[b], batches[b] / best, best * 1e3, bytes / best / 1e9,
+               100 * bytes / best / bandwidth);
     }
     model_free(m);
     store_free(store);

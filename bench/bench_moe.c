@@ -56,7 +56,8 @@ static void fill_resident(uint8_t *p, format_t f, size_t rows, size_t cols)
         if (formats[f].scale == SCALE_F32)
             ((float *)(void *)canon)[i] = 1e-3f;
         else
-            canon[i] = (uint8_t)(formats[f].scale == SCALE_E8M0 ? 117 + next() % 4 : 8 + next() % 64);
+            canon[i] =
+                (uint8_t)(formats[f].scale == SCALE_E8M0 ? 117 + next() % 4 : 8 + next() % 64);
     layout_put(p, f, rows, cols, PART_SCALE, 0, layout_part_rows(f, PART_SCALE, rows), canon);
     const float tensor = 1e-3f;
     layout_put(p, f, rows, cols, PART_TENSOR, 0, layout_part_rows(f, PART_TENSOR, rows), &tensor);
@@ -253,13 +254,15 @@ int main(int argc, char **argv)
     l.row_of = mem_alloc(rows * 4);
     for (size_t i = 0; i < (size_t)TOKENS_MAX * HIDDEN; i++)
         l.x[i] = act_round((float)next() * 0x1p-30f - 1.0f);
-    printf("%s, %d threads; experts %d, hidden %d, inner %d, top %d\n", l.ops->name, threads, EXPERTS,
-           HIDDEN, INNER, TOP_K);
+    printf("%s, %d threads; experts %d, hidden %d, inner %d, top %d\n", l.ops->name, threads,
+           EXPERTS, HIDDEN, INNER, TOP_K);
     printf("format      tokens         time    weights, share     arithmetic, share\n");
     for (int f = 0; f < FORMAT_COUNT; f++) {
         if (!listed(only, formats[f].name)) continue;
-        double bandwidth = machine_bandwidth(pool, 5, cpu), peak = machine_peak(pool, l.ops->name, 40, cpu);
-        printf("# memory read %.1f GB/s, multiply-add peak %.1f GFLOP/s\n", bandwidth / 1e9, peak / 1e9);
+        double bandwidth = machine_bandwidth(pool, 5, cpu),
+               peak = machine_peak(pool, l.ops->name, 40, cpu);
+        printf("# memory read %.1f GB/s, multiply-add peak %.1f GFLOP/s\n", bandwidth / 1e9,
+               peak / 1e9);
         experts_new(&l, (format_t)f);
         for (int n = 1; n <= TOKENS_MAX; n *= 4) {
             char text[16];

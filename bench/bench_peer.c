@@ -73,7 +73,8 @@ static err_t build(struct config *c, struct store **store, int layers, int vocab
     err_t rc = random_config(c, layers, EXPERTS, vocab, e);
     if (rc == OK) rc = model_specs(c, &specs, &n, e);
     for (size_t i = 0; i < n; i++)
-        if (specs[i].shape.kind == RESIDENT_MATRIX) specs[i].shape.format = format_of_slot(&specs[i], f);
+        if (specs[i].shape.kind == RESIDENT_MATRIX)
+            specs[i].shape.format = format_of_slot(&specs[i], f);
     if (rc == OK) rc = store_new(store, specs, n, memory_host, e);
     mem_free(specs);
     if (rc != OK) return rc;
@@ -82,11 +83,13 @@ static err_t build(struct config *c, struct store **store, int layers, int vocab
     uint8_t *room = mem_alloc((size_t)4096 * 16 * 2);
     for (size_t i = 0; i < (size_t)4096 * 16 * 2; i++) {
         room[i] = (uint8_t)(mix(i) >> 20);
-        if (f != FORMAT_BF16 && formats[f].elem == ELEM_E4M3 && (room[i] & 0x7f) == 0x7f) room[i] = 0;
+        if (f != FORMAT_BF16 && formats[f].elem == ELEM_E4M3 && (room[i] & 0x7f) == 0x7f)
+            room[i] = 0;
     }
     uint8_t *plain = mem_alloc((size_t)4096 * 16 * 2);
     for (size_t i = 0; i < n; i++)
-        put_slot(*store, arena, i, store_spec(*store, i)->shape.format == FORMAT_BF16 ? plain : room);
+        put_slot(*store, arena, i,
+                 store_spec(*store, i)->shape.format == FORMAT_BF16 ? plain : room);
     mem_free(room);
     mem_free(plain);
     store_swap(*store, &arena);
@@ -105,7 +108,14 @@ static double run(struct model *m, int first, int n, bool cpu)
         pages[i] = i;
     for (int i = 0; i < n; i++)
         ids[i] = (int32_t)(mix((uint64_t)(first + i)) % 2000), pos[i] = first + i;
-    struct step st = {.n_tokens = n, .ids = ids, .pos = pos, .seq = seq, .n_seqs = 1, .seqs = &s, .n_rows = 1, .rows = &row};
+    struct step st = {.n_tokens = n,
+                      .ids = ids,
+                      .pos = pos,
+                      .seq = seq,
+                      .n_seqs = 1,
+                      .seqs = &s,
+                      .n_rows = 1,
+                      .rows = &row};
     struct err e = {0};
     double t = machine_now(cpu);
     model_submit(m, &st);
@@ -128,7 +138,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_peer: no format %s\n", argv[3]);
         return 2;
     }
-    err_t rc = build(&c, &store, (int)strtol(argv[1], NULL, 10), (int)strtol(argv[2], NULL, 10), f, &e);
+    err_t rc =
+        build(&c, &store, (int)strtol(argv[1], NULL, 10), (int)strtol(argv[2], NULL, 10), f, &e);
     struct pool *pool = pool_new((int)strtol(argv[4], NULL, 10));
     if (rc == OK) rc = model_new(&m, &c, store, pool, PAGES, KV_BF16, 2048, NULL, &e);
     if (rc != OK) {

@@ -40,7 +40,8 @@ static void gsm_read(struct gsm_load *l, const char *path)
     FILE *f = fopen(path, "rb");
     int32_t n;
     *l = (struct gsm_load){0};
-    if (!f || fread(&l->count, 4, 1, f) != 1) fprintf(stderr, "%s: cannot be read\n", path), exit(1);
+    if (!f || fread(&l->count, 4, 1, f) != 1)
+        fprintf(stderr, "%s: cannot be read\n", path), exit(1);
     l->r = mem_alloc((size_t)l->count * sizeof *l->r);
     for (int32_t i = 0; i < l->count; i++) {
         struct request *r = l->r[i] = request_new();

@@ -24,7 +24,8 @@ static inline double machine_now(bool cpu)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-typedef uint64_t machine_vec __attribute__((vector_size(32))); /* the compiler splits it if it must */
+typedef uint64_t machine_vec
+    __attribute__((vector_size(32))); /* the compiler splits it if it must */
 
 struct machine_read {
     const uint64_t *p;
@@ -122,7 +123,9 @@ static inline void machine_fma_part(void *arg, int i)
  * for the instruction set. */
 static inline double machine_peak(struct pool *pool, const char *isa, int times, bool cpu)
 {
-    struct machine_fma f = {.lanes = strcmp(isa, "avx512") == 0 ? 16 : strcmp(isa, "avx2") == 0 ? 8 : 0};
+    struct machine_fma f = {.lanes = strcmp(isa, "avx512") == 0 ? 16
+                                     : strcmp(isa, "avx2") == 0 ? 8
+                                                                : 0};
     double best = 0;
     for (int r = 0; r < times && f.lanes; r++) {
         double t = machine_now(cpu);

@@ -102,8 +102,7 @@ static err_t plan_it(struct quantize_plan *p, const struct args *a, const char *
     size_t n = 0;
     char path[600];
     snprintf(path, sizeof path, "%s/model.safetensors", hollow);
-    const struct quantize_request r = {
-        .src = hollow, .format = a->format, .spelling = a->spelling};
+    const struct quantize_request r = {.src = hollow, .format = a->format, .spelling = a->spelling};
     err_t rc = config_load(&c, a->config_dir, e);
     if (rc == OK) rc = model_specs(&c, &specs, &n, e);
     if (rc == OK) rc = write_hollow(path, &c, specs, n, e);
@@ -135,8 +134,8 @@ static uint64_t out_bytes(const struct st_out *o)
 }
 
 static err_t put_filled(struct st_writer *w, const struct quantize_plan *p, size_t out,
-                        fill_fn *fill, const struct quantize_weight *q, uint8_t *piece,
-                        uint64_t *s, struct err *e)
+                        fill_fn *fill, const struct quantize_weight *q, uint8_t *piece, uint64_t *s,
+                        struct err *e)
 {
     uint64_t bytes = out_bytes(&p->outs[out]);
     err_t rc = OK;
@@ -225,8 +224,8 @@ static err_t write_all(const struct quantize_plan *p, const struct args *a, stru
     if (rc == OK) rc = newdir_commit(&d, e);
     newdir_abort(&d);
     if (rc == OK)
-        printf("%s: %zu weights, %zu of them in %s (%s), %.3f GB in %.1f s, seed %" PRIu64 "\n", a->out,
-               p->n_weights, p->n_quantized, formats[p->format].name, p->spell->spelling,
+        printf("%s: %zu weights, %zu of them in %s (%s), %.3f GB in %.1f s, seed %" PRIu64 "\n",
+               a->out, p->n_weights, p->n_quantized, formats[p->format].name, p->spell->spelling,
                (double)st_writer_bytes(w) * 1e-9, clock_s() - t0, a->seed);
     st_writer_free(w);
     return rc;
@@ -257,19 +256,32 @@ int main(int argc, char **argv)
                                             {"shard-gb", 1, NULL, 'g'}, {"spelling", 1, NULL, 'p'},
                                             {"threads", 1, NULL, 't'},  {NULL, 0, NULL, 0}};
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    struct args a = {.format = "bf16", .seed = 1, .shard_gb = 5, .threads = cores < 1 ? 1 : cores > MAX_THREADS ? MAX_THREADS : (int)cores};
+    struct args a = {.format = "bf16",
+                     .seed = 1,
+                     .shard_gb = 5,
+                     .threads = cores < 1             ? 1
+                                : cores > MAX_THREADS ? MAX_THREADS
+                                                      : (int)cores};
     struct err e = {0};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 'f') a.format = optarg;
-        else if (c == 'p') a.spelling = optarg;
-        else if (c == 's') a.seed = strtoull(optarg, NULL, 10);
-        else if (c == 'g') a.shard_gb = strtod(optarg, NULL);
-        else if (c == 't') a.threads = (int)strtol(optarg, NULL, 10);
-        else return 2;
+        if (c == 'f')
+            a.format = optarg;
+        else if (c == 'p')
+            a.spelling = optarg;
+        else if (c == 's')
+            a.seed = strtoull(optarg, NULL, 10);
+        else if (c == 'g')
+            a.shard_gb = strtod(optarg, NULL);
+        else if (c == 't')
+            a.threads = (int)strtol(optarg, NULL, 10);
+        else
+            return 2;
     }
     if (argc - optind != 2 || !(a.shard_gb > 0) || a.threads < 1 || a.threads > MAX_THREADS) {
-        fprintf(stderr, "random_checkpoint CONFIG_DIR OUT_DIR [--format F] [--spelling NAME] [--seed S] "
-                        "[--shard-gb G] [--threads 1 .. %d]\n", MAX_THREADS);
+        fprintf(stderr,
+                "random_checkpoint CONFIG_DIR OUT_DIR [--format F] [--spelling NAME] [--seed S] "
+                "[--shard-gb G] [--threads 1 .. %d]\n",
+                MAX_THREADS);
         return 2;
     }
     a.config_dir = argv[optind];

@@ -24,7 +24,8 @@ struct record {
 static inline void record_open(struct record *r, const char *path, const char *bench)
 {
     *r = (struct record){.bench = bench};
-    if (path && !(r->f = fopen(path, "a"))) fprintf(stderr, "%s: cannot be written\n", path), exit(1);
+    if (path && !(r->f = fopen(path, "a")))
+        fprintf(stderr, "%s: cannot be written\n", path), exit(1);
 }
 
 static inline void record_begin(const struct record *r)
@@ -41,8 +42,10 @@ static inline void record_text(const struct record *r, const char *key, const ch
 static inline void record_num(const struct record *r, const char *key, double x)
 {
     if (!r->f) return;
-    if (isfinite(x)) fprintf(r->f, ",\"%s\":%.8g", key, x);
-    else fprintf(r->f, ",\"%s\":null", key);
+    if (isfinite(x))
+        fprintf(r->f, ",\"%s\":%.8g", key, x);
+    else
+        fprintf(r->f, ",\"%s\":null", key);
 }
 
 static inline void record_end(const struct record *r)

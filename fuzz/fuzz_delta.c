@@ -47,10 +47,16 @@ static void frame_of(unsigned bits, size_t bytes, const uint8_t *frame, size_t n
     struct st_file file = {.path = (char *)"frame", .fd = memory_file(frame, n), .file_bytes = n};
     CHECK(fstat(file.fd, &st) == 0);
     file.mtime = st.st_mtim;
-    struct delta_change c = {.from = &file, .frame = &tensor, .to = to, .offset = 16, .bytes = bytes, .to_path = "target",
+    struct delta_change c = {.from = &file,
+                             .frame = &tensor,
+                             .to = to,
+                             .offset = 16,
+                             .bytes = bytes,
+                             .to_path = "target",
                              .checksum = "00000001"};
     struct err e = {0};
-    err_t rc = delta_apply(&c, bits & 2 ? DELTA_OVERWRITE : DELTA_XOR, bits & 4 ? DIGEST_ADLER32 : DIGEST_XXH3_128, &e);
+    err_t rc = delta_apply(&c, bits & 2 ? DELTA_OVERWRITE : DELTA_XOR,
+                           bits & 4 ? DIGEST_ADLER32 : DIGEST_XXH3_128, &e);
     CHECK(rc == OK ? bytes == 0 : e.msg[0]);
     CHECK(fstat(to, &st) == 0 && (size_t)st.st_size == bytes + 32);
     CHECK(pread(to, after, bytes + 32, 0) == (ssize_t)(bytes + 32));
@@ -62,7 +68,9 @@ static void frame_of(unsigned bits, size_t bytes, const uint8_t *frame, size_t n
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     if (n < 3) return 0;
-    if (data[0] & 1) frame_of(data[0], (size_t)data[1] << 8 | data[2], data + 3, n - 3);
-    else index_of(data + 1, n - 1);
+    if (data[0] & 1)
+        frame_of(data[0], (size_t)data[1] << 8 | data[2], data + 3, n - 3);
+    else
+        index_of(data + 1, n - 1);
     return 0;
 }

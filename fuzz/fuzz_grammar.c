@@ -25,7 +25,8 @@ static int32_t choose(const uint32_t *mask, uint32_t *seed)
     return -1;
 }
 
-static void check_mask(struct grammar *g, const struct tokenizer *t, struct buf *text, const uint32_t *mask, uint32_t seed)
+static void check_mask(struct grammar *g, const struct tokenizer *t, struct buf *text,
+                       const uint32_t *mask, uint32_t seed)
 {
     size_t len = text->len;
     for (int k = 0; k < 6; k++) {
@@ -35,7 +36,8 @@ static void check_mask(struct grammar *g, const struct tokenizer *t, struct buf 
         const char *p = tokenizer_decoded(t, id, &n);
         if (!p || !n || tokenizer_is_special(t, id)) continue;
         buf_put(text, p, n);
-        if (grammar_match(g, text->data, text->len, &whole, &prefix, NULL) == OK) CHECK(prefix == bit(mask, id));
+        if (grammar_match(g, text->data, text->len, &whole, &prefix, NULL) == OK)
+            CHECK(prefix == bit(mask, id));
         text->len = len;
     }
 }
@@ -55,7 +57,8 @@ static void follow(struct grammar *g, const struct tokenizer *t, bool json, uint
         if (rc) break;
         if (grammar_mask(g, &fresh, ids, i, again, VOCAB, &w, NULL) == OK)
             CHECK(w == whole && !memcmp(mask, again, sizeof mask));
-        if (grammar_match(g, text.data, text.len, &w, &prefix, NULL) == OK) CHECK(prefix && w == whole);
+        if (grammar_match(g, text.data, text.len, &w, &prefix, NULL) == OK)
+            CHECK(prefix && w == whole);
         check_mask(g, t, &text, mask, seed);
         if (whole && json) {
             json_t *v = json_loadb(text.data, text.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
@@ -85,9 +88,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     if (n < 2) return 0;
     bool json = data[0] & 1;
     json_t *schema = json ? json_loadb((const char *)data + 1, n - 1, JSON_DECODE_ANY, NULL) : NULL;
-    struct grammar_spec spec = {.pattern = json ? NULL : (const char *)data + 1, .n_pattern = n - 1, .schema = schema};
+    struct grammar_spec spec = {
+        .pattern = json ? NULL : (const char *)data + 1, .n_pattern = n - 1, .schema = schema};
     if (data[0] & 2) spec.until = "</t>";
-    if ((!json || schema) && grammar_compile(&g, trie, &spec, &e) == OK) follow(g, tok, json && !spec.until, data[0] * 77u + data[n - 1]);
+    if ((!json || schema) && grammar_compile(&g, trie, &spec, &e) == OK)
+        follow(g, tok, json && !spec.until, data[0] * 77u + data[n - 1]);
     grammar_unref(g);
     json_decref(schema);
     return 0;

@@ -25,7 +25,8 @@ static _Atomic int slow_from = INT32_MAX;
 static inline void slow(void *ctx)
 {
     const struct request *r = ctx; /* this thread alone writes n_output */
-    for (int ms = 0; ms < 30 && r->n_output >= slow_from; ms++) usleep(1000);
+    for (int ms = 0; ms < 30 && r->n_output >= slow_from; ms++)
+        usleep(1000);
 }
 
 static inline struct request *start_at(struct engine *e, struct request *r, int32_t from)
@@ -104,7 +105,8 @@ static inline struct engine_stats stat_when(struct engine *e, int32_t running, i
         if (s.running == running && s.waiting == waiting) return s;
         usleep(200);
     }
-    fail_msg("%d running and %d waiting; %d and %d are expected", s.running, s.waiting, running, waiting);
+    fail_msg("%d running and %d waiting; %d and %d are expected", s.running, s.waiting, running,
+             waiting);
     return s;
 }
 
@@ -119,7 +121,8 @@ static inline void spans_add_up(const struct request *r)
     assert_int_equal(n, r->n_output);
 }
 
-static inline void same_part(const struct request *a, int32_t from_a, const struct request *b, int32_t from_b, int32_t n)
+static inline void same_part(const struct request *a, int32_t from_a, const struct request *b,
+                             int32_t from_b, int32_t n)
 {
     assert_true(from_a + n <= a->n_output && from_b + n <= b->n_output);
     assert_memory_equal(a->output_ids + from_a, b->output_ids + from_b, (size_t)n * 4);

@@ -42,7 +42,8 @@ static inline unsigned char rig_byte(int t, size_t i, int v)
 static inline unsigned char *rig_data(int t, int v)
 {
     unsigned char *p = mem_alloc(rig_tensors[t].n + 1);
-    for (size_t i = 0; i < rig_tensors[t].n; i++) p[i] = rig_byte(t, i, v);
+    for (size_t i = 0; i < rig_tensors[t].n; i++)
+        p[i] = rig_byte(t, i, v);
     return p;
 }
 
@@ -71,7 +72,8 @@ static inline char *rig_read(const char *dir, const char *name, size_t *n)
 }
 
 /* "{...}" and data as one safetensors file. */
-static inline void rig_put_st(const char *dir, const char *name, const char *header, const void *data, size_t n)
+static inline void rig_put_st(const char *dir, const char *name, const char *header,
+                              const void *data, size_t n)
 {
     struct buf all = {0};
     uint64_t len = strlen(header);
@@ -88,9 +90,10 @@ static inline void rig_whole(const char *dir, int v)
     for (int t = 0; t < RIG_TENSORS; t++) {
         const struct rig_tensor *x = &rig_tensors[t];
         unsigned char *p = rig_data(t, v);
-        CHECK(buf_printf(&header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}",
-                         header.len ? "," : "{\"__metadata__\":{\"format\":\"pt\"},", x->name, x->dtype, x->shape,
-                         data.len, data.len + x->n));
+        CHECK(buf_printf(&header,
+                         "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}",
+                         header.len ? "," : "{\"__metadata__\":{\"format\":\"pt\"},", x->name,
+                         x->dtype, x->shape, data.len, data.len + x->n));
         CHECK(buf_put(&data, p, x->n));
         mem_free(p);
         if (t + 1 == RIG_TENSORS || strcmp(x->file, x[1].file) != 0) {
@@ -102,8 +105,8 @@ static inline void rig_whole(const char *dir, int v)
     }
     buf_clear(&header);
     for (int t = 0; t < RIG_TENSORS; t++)
-        CHECK(buf_printf(&header, "%s\"%s\":\"%s\"", t ? "," : "{\"metadata\":{},\"weight_map\":{", rig_tensors[t].name,
-                         rig_tensors[t].file));
+        CHECK(buf_printf(&header, "%s\"%s\":\"%s\"", t ? "," : "{\"metadata\":{},\"weight_map\":{",
+                         rig_tensors[t].name, rig_tensors[t].file));
     CHECK(buf_puts(&header, "}}"));
     rig_put(dir, "model.safetensors.index.json", header.data, header.len);
     rig_put(dir, "config.json", "{}", 2);
@@ -168,11 +171,13 @@ static inline void rig_delta(const char *dir, int v, const struct rig_delta *o)
         buf_clear(&change);
         rig_change(&change, t, v, o->overwrite);
         rig_frame(&data[f], change.data, change.len, o->bare);
-        CHECK(buf_printf(&header[f], ",\"%s\":{\"dtype\":\"U8\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}",
+        CHECK(buf_printf(&header[f],
+                         ",\"%s\":{\"dtype\":\"U8\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}",
                          rig_tensors[t].name, data[f].len - at, at, data[f].len));
-        CHECK(buf_printf(&sums[f], "%s\"%s\":\"%s\"", sums[f].len ? "," : "", rig_tensors[t].name, hex));
-        CHECK(buf_printf(&map, "%s\"%s\":\"model-%05d-of-%05d.safetensors\"", map.len ? "," : "", rig_tensors[t].name, f,
-                         1 + o->split));
+        CHECK(buf_printf(&sums[f], "%s\"%s\":\"%s\"", sums[f].len ? "," : "", rig_tensors[t].name,
+                         hex));
+        CHECK(buf_printf(&map, "%s\"%s\":\"model-%05d-of-%05d.safetensors\"", map.len ? "," : "",
+                         rig_tensors[t].name, f, 1 + o->split));
     }
     for (int f = 0; f < 2; f++) {
         if (header[f].len == 0) continue;
@@ -184,12 +189,16 @@ static inline void rig_delta(const char *dir, int v, const struct rig_delta *o)
         buf_release(&all);
     }
     buf_clear(&change);
-    CHECK(buf_printf(&change,
-                     "{\"metadata\": {\"version\": \"%06d\", \"base_version\": \"%06d\", \"delta_encoding\": \"%s\", "
-                     "\"compression_format\": \"zstd\", \"checksum_format\": \"%s\"}, \"weight_map\": {%s}}",
-                     v, v - 1, o->overwrite ? "overwrite" : "xor", digest_name(o->digest), map.data ? map.data : ""));
+    CHECK(buf_printf(
+        &change,
+        "{\"metadata\": {\"version\": \"%06d\", \"base_version\": \"%06d\", \"delta_encoding\": "
+        "\"%s\", "
+        "\"compression_format\": \"zstd\", \"checksum_format\": \"%s\"}, \"weight_map\": {%s}}",
+        v, v - 1, o->overwrite ? "overwrite" : "xor", digest_name(o->digest),
+        map.data ? map.data : ""));
     rig_put(dir, "model.safetensors.index.json", change.data, change.len);
-    for (int f = 0; f < 2; f++) buf_release(&header[f]), buf_release(&data[f]), buf_release(&sums[f]);
+    for (int f = 0; f < 2; f++)
+        buf_release(&header[f]), buf_release(&data[f]), buf_release(&sums[f]);
     buf_release(&map);
     buf_release(&change);
 }
@@ -209,7 +218,8 @@ static inline void rig_publish(const struct rig *r, int v, const struct rig_delt
 static inline void rig_new(struct rig *r)
 {
     /* In memory if possible: the tests sync hundreds of files. */
-    snprintf(r->root, sizeof r->root, "%s/moult-delta-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    snprintf(r->root, sizeof r->root, "%s/moult-delta-XXXXXX",
+             access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
     CHECK(mkdtemp(r->root));
     snprintf(r->base, sizeof r->base, "%s/base", r->root);
     snprintf(r->source, sizeof r->source, "%s/source", r->root);
@@ -227,8 +237,10 @@ static inline void rig_drop(const char *dir)
         struct stat st;
         if (strcmp(f->d_name, ".") == 0 || strcmp(f->d_name, "..") == 0) continue;
         CHECK(buf_printf(&path, "%s/%s", dir, f->d_name));
-        if (lstat(path.data, &st) == 0 && S_ISDIR(st.st_mode)) rig_drop(path.data);
-        else unlink(path.data);
+        if (lstat(path.data, &st) == 0 && S_ISDIR(st.st_mode))
+            rig_drop(path.data);
+        else
+            unlink(path.data);
         buf_release(&path);
     }
     if (d) closedir(d);

@@ -23,7 +23,7 @@ struct rig {
     struct pool *pool;
     struct model *model;
     struct engine *e;
-    const char *isa; /* NULL: best */
+    const char *isa;     /* NULL: best */
     struct model *outer; /* NULL, or what the engine gets in the model's place: made by `wrap` */
     struct model *(*wrap)(struct model *inner);
 };
@@ -50,9 +50,11 @@ static inline void rig_open(struct rig *g, const char *dir, struct engine_option
     if (!o.n_kv_pages) o.n_kv_pages = 512;
     if (!o.max_running) o.max_running = 64;
     if (!o.max_step_tokens) o.max_step_tokens = 256;
-    assert_int_equal(test_model_new(&g->t, &g->model, &g->c, g->store, g->pool, o.n_kv_pages, KV_BF16,
-                               o.max_step_tokens, g->isa, &e), OK);
-    const char *overlap = getenv("MOULT_TEST_OVERLAP"); /* set: the host is a step behind, with any model */
+    assert_int_equal(test_model_new(&g->t, &g->model, &g->c, g->store, g->pool, o.n_kv_pages,
+                                    KV_BF16, o.max_step_tokens, g->isa, &e),
+                     OK);
+    const char *overlap =
+        getenv("MOULT_TEST_OVERLAP"); /* set: the host is a step behind, with any model */
     if (overlap && o.overlap == OVERLAP_AUTO) o.overlap = OVERLAP_ON;
     o.config = &g->c;
     o.store = g->store;
@@ -78,7 +80,8 @@ static inline struct request *make(int32_t salt, int32_t n, int32_t max_new)
     struct request *r = request_new();
     snprintf(r->rid, sizeof(r->rid), "r%d", ++serial);
     r->prompt = mem_alloc((size_t)n * sizeof(int32_t));
-    for (int32_t i = 0; i < n; i++) r->prompt[i] = (salt * 37 + i * 11 + i * i % 7) % 2000;
+    for (int32_t i = 0; i < n; i++)
+        r->prompt[i] = (salt * 37 + i * 11 + i * i % 7) % 2000;
     r->n_prompt = n;
     r->max_new_tokens = max_new;
     r->ignore_eos = true;

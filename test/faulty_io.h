@@ -70,8 +70,8 @@ static bool io_fails(void)
     return true;
 }
 
-#define IO_REAL(ret, name, ...)                                        \
-    static ret (*real)(__VA_ARGS__);                                   \
+#define IO_REAL(ret, name, ...)      \
+    static ret (*real)(__VA_ARGS__); \
     if (!real) real = (ret(*)(__VA_ARGS__))dlsym(RTLD_NEXT, #name)
 
 int open(const char *path, int flags, ...)
@@ -123,7 +123,10 @@ static bool io_read_fault(size_t *n, bool *flip, ssize_t *out)
         return false;
     case IO_FLIP: *flip = true; return false;
     case IO_END: *out = 0; return true;
-    default: errno = EIO; *out = -1; return true;
+    default:
+        errno = EIO;
+        *out = -1;
+        return true;
     }
 }
 

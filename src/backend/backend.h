@@ -130,9 +130,9 @@ struct attn {
     float *out; /* [n_heads][head_dim], rounded */
     int n_heads, head_dim;
     kv_type_t kv;
-    float k_scale, v_scale;  /* of KV_E4M3; else 1 */
-    const uint8_t *k, *v;    /* base; page p of this head at k + p * page_stride; see kv.h */
-    size_t page_stride;      /* bytes */
+    float k_scale, v_scale; /* of KV_E4M3; else 1 */
+    const uint8_t *k, *v;   /* base; page p of this head at k + p * page_stride; see kv.h */
+    size_t page_stride;     /* bytes */
     const int32_t *pages;
     int n_keys;      /* position + 1 */
     int first_chunk; /* keys of the first chunk: KV_CHUNK, but for tests (model_break_invariance) */

@@ -115,14 +115,14 @@ INLINE void rows_get(unit_get_fn *get, size_t unit_bytes, size_t step, uint8_t *
 }
 
 /* The loops, compiled for each unit. */
-#define ROWS(NAME, BYTES, STEP)                                                                    \
-    static void NAME##_rows_put(uint8_t *panel, const struct rows *w, const uint8_t *canon)        \
-    {                                                                                              \
-        rows_put(NAME##_put, BYTES, STEP, panel, w, canon);                                        \
-    }                                                                                              \
-    static void NAME##_rows_get(uint8_t *canon, const struct rows *w, const uint8_t *panel)        \
-    {                                                                                              \
-        rows_get(NAME##_get, BYTES, STEP, canon, w, panel);                                        \
+#define ROWS(NAME, BYTES, STEP)                                                             \
+    static void NAME##_rows_put(uint8_t *panel, const struct rows *w, const uint8_t *canon) \
+    {                                                                                       \
+        rows_put(NAME##_put, BYTES, STEP, panel, w, canon);                                 \
+    }                                                                                       \
+    static void NAME##_rows_get(uint8_t *canon, const struct rows *w, const uint8_t *panel) \
+    {                                                                                       \
+        rows_get(NAME##_get, BYTES, STEP, canon, w, panel);                                 \
     }
 ROWS(bf16, UNIT_BF16_BYTES, 4)
 ROWS(e4m3, UNIT_E4M3_BYTES, 2)

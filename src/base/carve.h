@@ -33,8 +33,8 @@ static inline struct carve carve_at(uintptr_t base)
 static inline void *carve(struct carve *c, size_t a, size_t b, size_t elem)
 {
     size_t at = c->bytes, n, bytes, end;
-    c->ok = c->ok && mul_size(&n, a, b) && mul_size(&bytes, n, elem) &&
-            add_size(&end, at, bytes) && add_size(&end, end, CARVE_ALIGN - 1);
+    c->ok = c->ok && mul_size(&n, a, b) && mul_size(&bytes, n, elem) && add_size(&end, at, bytes) &&
+            add_size(&end, end, CARVE_ALIGN - 1);
     if (c->ok) c->bytes = end / CARVE_ALIGN * CARVE_ALIGN;
     return (void *)(c->base + at);
 }

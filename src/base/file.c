@@ -71,7 +71,9 @@ err_t file_sync_dir(const char *path, struct err *e)
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
     /* Some file systems cannot sync a folder and say EINVAL; there is nothing more to do then. */
-    err_t rc = fsync(fd) == 0 || errno == EINVAL ? OK : err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+    err_t rc = fsync(fd) == 0 || errno == EINVAL
+                   ? OK
+                   : err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
     close(fd);
     return rc;
 }

@@ -25,8 +25,10 @@ static void escape(char *to, size_t room, const char *s)
     for (; *s && to < end; s++) {
         unsigned char c = (unsigned char)*s;
         if (c == '"' || c == '\\') *to++ = '\\';
-        if (c >= 0x20) *to++ = (char)c;
-        else to += snprintf(to, 7, "\\u%04x", c);
+        if (c >= 0x20)
+            *to++ = (char)c;
+        else
+            to += snprintf(to, 7, "\\u%04x", c);
     }
     *to = 0;
 }
@@ -44,8 +46,8 @@ void log_event(log_level_t level, const char *message, const char *fields)
     struct timespec t;
     escape(text, sizeof text, message);
     clock_gettime(CLOCK_REALTIME, &t);
-    fprintf(stderr, "{\"time\":%lld.%06ld,\"level\":\"%s\",\"message\":\"%s\"%s%s}\n", (long long)t.tv_sec,
-            t.tv_nsec / 1000, name[level], text, *fields ? "," : "", fields);
+    fprintf(stderr, "{\"time\":%lld.%06ld,\"level\":\"%s\",\"message\":\"%s\"%s%s}\n",
+            (long long)t.tv_sec, t.tv_nsec / 1000, name[level], text, *fields ? "," : "", fields);
 }
 
 void log_line(log_level_t level, const char *fmt, ...)

@@ -20,8 +20,8 @@ void *mem_try(size_t bytes) MUST_USE;
 void *mem_try_array(size_t n, size_t elem_bytes) MUST_USE; /* overflow gives NULL */
 /* Grow or shrink; new bytes are not zeroed; NULL leaves `p` valid. */
 void *mem_retry(void *p, size_t old_bytes, size_t new_bytes) MUST_USE;
-char *mem_dup(const char *s);               /* aborts */
-char *mem_dup_n(const char *s, size_t n);   /* NULL when out of memory */
+char *mem_dup(const char *s);             /* aborts */
+char *mem_dup_n(const char *s, size_t n); /* NULL when out of memory */
 void mem_free(void *p);
 long mem_fault_at(long n);
 bool mem_fault_now(void); /* for other allocators: is it this one? */

@@ -32,38 +32,44 @@ struct args {
 
 #define AT(f) offsetof(struct args, f)
 static const struct opt gsm8k_opts[] = {
-    {"num-shots", NULL, OPT_HONOURED, OPT_INT, AT(shots), "5", 0, 1000, NULL, "worked examples", NULL},
+    {"num-shots", NULL, OPT_HONOURED, OPT_INT, AT(shots), "5", 0, 1000, NULL, "worked examples",
+     NULL},
     {"data-path", NULL, OPT_HONOURED, OPT_STRING, AT(data_path), "test.jsonl", 0, 0, NULL,
      "JSON lines of question and answer", NULL},
     {"num-questions", NULL, OPT_HONOURED, OPT_INT, AT(questions), "200", 1, 1e9, NULL,
      "questions; at most those of the file", NULL},
-    {"max-new-tokens", NULL, OPT_HONOURED, OPT_INT, AT(max_new), "512", 1, 1e9, NULL, "per answer", NULL},
-    {"temperature", NULL, OPT_HONOURED, OPT_REAL, AT(temperature), "0", 0, 100, NULL, "0: greedy", NULL},
+    {"max-new-tokens", NULL, OPT_HONOURED, OPT_INT, AT(max_new), "512", 1, 1e9, NULL, "per answer",
+     NULL},
+    {"temperature", NULL, OPT_HONOURED, OPT_REAL, AT(temperature), "0", 0, 100, NULL, "0: greedy",
+     NULL},
     {"top-p", NULL, OPT_HONOURED, OPT_REAL, AT(top_p), "1", 1e-9, 1, NULL, "nucleus", NULL},
     {"platinum", NULL, OPT_HONOURED, OPT_FLAG, AT(platinum), NULL, 0, 0, NULL,
      "the file is GSM8K-Platinum (names the task; nothing is downloaded)", NULL},
-    {"parallel", NULL, OPT_HONOURED, OPT_INT, AT(parallel), "64", 1, 65536, NULL, "requests in flight", NULL},
-    {"host", NULL, OPT_HONOURED, OPT_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "or http://NAME", NULL},
+    {"parallel", NULL, OPT_HONOURED, OPT_INT, AT(parallel), "64", 1, 65536, NULL,
+     "requests in flight", NULL},
+    {"host", NULL, OPT_HONOURED, OPT_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "or http://NAME",
+     NULL},
     {"port", NULL, OPT_HONOURED, OPT_INT, AT(port), "30000", 1, 65535, NULL, "of the server", NULL},
     {"backend", NULL, OPT_HONOURED, OPT_CHOICE, AT(backend), "srt", 0, 0, "srt|moult|openai",
      "/generate, or /v1/completions", NULL},
-    {"model", NULL, OPT_HONOURED, OPT_STRING, AT(model), "default", 0, 0, NULL, "for OpenAI routes", NULL},
+    {"model", NULL, OPT_HONOURED, OPT_STRING, AT(model), "default", 0, 0, NULL, "for OpenAI routes",
+     NULL},
     {"chat", NULL, OPT_HONOURED, OPT_FLAG, AT(chat), NULL, 0, 0, NULL,
      "zero-shot through /v1/chat/completions: the question is the one user turn", NULL},
     {"skip-shots", NULL, OPT_HONOURED, OPT_FLAG, AT(skip_shots), NULL, 0, 0, NULL,
      "leave the shots out of the questions", NULL},
     {"enable-thinking", NULL, OPT_HONOURED, OPT_FLAG, AT(thinking), NULL, 0, 0, NULL,
      "with --chat: enable_thinking for the template", NULL},
-    {"api-key", NULL, OPT_HONOURED, OPT_STRING, AT(api_key), NULL, 0, 0, NULL, "bearer token", NULL},
+    {"api-key", NULL, OPT_HONOURED, OPT_STRING, AT(api_key), NULL, 0, 0, NULL, "bearer token",
+     NULL},
     {"result-file", NULL, OPT_HONOURED, OPT_STRING, AT(result_file), NULL, 0, 0, NULL,
      "append a JSON line; without the flag nothing is written", NULL},
     {"raw-result-file", NULL, OPT_IGNORED, OPT_STRING, 0, NULL, 0, 0, NULL, NULL, NULL},
     {"device", NULL, OPT_IGNORED, OPT_STRING, 0, NULL, 0, 0, NULL, NULL, NULL},
     {"tokenizer-path", NULL, OPT_IGNORED, OPT_STRING, 0, NULL, 0, 0, NULL, NULL, NULL},
 };
-const struct opt_command gsm8k_command = {
-    "bench gsm8k", "usage: moult bench gsm8k [flags]\n", gsm8k_opts,
-    sizeof gsm8k_opts / sizeof gsm8k_opts[0]};
+const struct opt_command gsm8k_command = {"bench gsm8k", "usage: moult bench gsm8k [flags]\n",
+                                          gsm8k_opts, sizeof gsm8k_opts / sizeof gsm8k_opts[0]};
 
 struct bench {
     const struct args *a;
@@ -133,10 +139,10 @@ static json_t *body_of(const struct args *a, const char *prompt)
 {
     json_t *stop = json_pack("[s,s,s]", "Question", "Assistant:", "<|separator|>");
     if (a->chat) {
-        json_t *o = json_pack("{s:s, s:[{s:s, s:s}], s:I, s:f, s:f}", "model", a->model, "messages",
-                              "role", "user", "content", prompt, "max_tokens",
-                              (json_int_t)a->max_new, "temperature", a->temperature, "top_p",
-                              a->top_p);
+        json_t *o =
+            json_pack("{s:s, s:[{s:s, s:s}], s:I, s:f, s:f}", "model", a->model, "messages", "role",
+                      "user", "content", prompt, "max_tokens", (json_int_t)a->max_new,
+                      "temperature", a->temperature, "top_p", a->top_p);
         json_object_set_new(o, "chat_template_kwargs",
                             json_pack("{s:b}", "enable_thinking", (int)a->thinking));
         json_decref(stop);
@@ -163,7 +169,8 @@ static err_t make_bodies(struct bench *b, struct err *e)
     if (b->n < 1) return err_set(e, ERR_INPUT, "%s: no question is left", a->data_path);
     b->bodies = mem_try_array((size_t)b->n, sizeof *b->bodies);
     if (!b->bodies) return err_set(e, ERR_NOMEM, "no memory for %d questions", b->n);
-    bool bare = a->chat; /* zero-shot: the model's own form of asking; the shots only say which rows to skip */
+    bool bare =
+        a->chat; /* zero-shot: the model's own form of asking; the shots only say which rows to skip */
     for (int i = 0; i < k; i++)
         (void)buf_printf(&shots, "Question: %s\nAnswer: %s\n\n", field(b->rows, i, "question"),
                          field(b->rows, i, "answer"));
@@ -223,11 +230,11 @@ static void report(const struct bench *b, double seconds)
     printf("Accuracy: %.3f\nInvalid: %.3f\nLatency: %.3f s\nOutput throughput: %.3f token/s\n",
            accuracy, invalid, seconds, (double)b->tokens / seconds);
     if (!a->result_file) return;
-    json_t *o = json_pack("{s:s, s:s, s:i, s:f, s:f, s:i, s:{s:I, s:I}}", "task",
-                          a->platinum ? "gsm8k-platinum" : "gsm8k", "backend", a->backend,
-                          "num_gpus", 1, "latency", seconds, "accuracy", accuracy, "num_requests",
-                          b->n, "other", "num_questions", (json_int_t)b->n, "parallel",
-                          (json_int_t)a->parallel);
+    json_t *o =
+        json_pack("{s:s, s:s, s:i, s:f, s:f, s:i, s:{s:I, s:I}}", "task",
+                  a->platinum ? "gsm8k-platinum" : "gsm8k", "backend", a->backend, "num_gpus", 1,
+                  "latency", seconds, "accuracy", accuracy, "num_requests", b->n, "other",
+                  "num_questions", (json_int_t)b->n, "parallel", (json_int_t)a->parallel);
     FILE *f = fopen(a->result_file, "a");
     if (!f || json_dumpf(o, f, JSON_COMPACT) != 0 || fputc('\n', f) == EOF)
         fprintf(stderr, "moult bench: cannot write %s\n", a->result_file);
@@ -255,18 +262,23 @@ static err_t run(struct bench *b, struct err *e)
     if (rc != OK) return rc;
     const char *slash = strrchr(a->data_path, '/');
     printf("Dataset: %s, %zu rows, xxh3 %016" PRIx64 "; %d questions, %d shots\n",
-           slash ? slash + 1 : a->data_path, json_array_size(b->rows), b->hash, b->n, (int)a->shots);
+           slash ? slash + 1 : a->data_path, json_array_size(b->rows), b->hash, b->n,
+           (int)a->shots);
     fflush(stdout);
     raise_files();
     struct buf url = {0};
     bool scheme = strncmp(a->host, "http://", 7) == 0 || strncmp(a->host, "https://", 8) == 0;
     (void)buf_printf(&url, "%s%s:%d%s", scheme ? "" : "http://", a->host, (int)a->port,
-                     a->chat                               ? "/v1/chat/completions"
+                     a->chat                             ? "/v1/chat/completions"
                      : strcmp(a->backend, "openai") == 0 ? "/v1/completions"
-                                                           : "/generate");
-    struct http_jobs j = {.url = url.data ? url.data : "", .bearer = a->api_key,
-                          .bodies = b->bodies, .n = b->n, .parallel = (int)a->parallel,
-                          .done = answered, .ctx = b};
+                                                         : "/generate");
+    struct http_jobs j = {.url = url.data ? url.data : "",
+                          .bearer = a->api_key,
+                          .bodies = b->bodies,
+                          .n = b->n,
+                          .parallel = (int)a->parallel,
+                          .done = answered,
+                          .ctx = b};
     double t0 = clock_s();
     rc = http_many(&c, &j, e);
     double seconds = clock_s() - t0;
@@ -297,7 +309,8 @@ int cmd_bench_gsm8k(int argc, char **argv)
     struct bench b = {.a = &a};
     err_t rc = run(&b, &e);
     if (rc != OK) fprintf(stderr, "moult bench gsm8k: %s\n", e.msg);
-    for (int i = 0; b.bodies && i < b.n; i++) mem_free(b.bodies[i]);
+    for (int i = 0; b.bodies && i < b.n; i++)
+        mem_free(b.bodies[i]);
     mem_free(b.bodies);
     json_decref(b.rows);
     return rc == OK ? 0 : 1;

@@ -7,8 +7,8 @@
 #define MOULT_VERSION "0.1.0"
 
 /* Their flags; those of serve are in serve_options.h. */
-extern const struct opt_command generate_command, quantize_command, inspect_command, gsm8k_command, replay_command,
-    check_gpu_command;
+extern const struct opt_command generate_command, quantize_command, inspect_command, gsm8k_command,
+    replay_command, check_gpu_command;
 
 int cmd_serve(int argc, char **argv);
 int cmd_generate(int argc, char **argv);

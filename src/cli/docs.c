@@ -17,8 +17,11 @@ static void roff(struct buf *out, const char *s)
 
 static void man_value(const struct opt *o, struct buf *out)
 {
-    static const char *const kinds[] = {
-        [OPT_FLAG] = NULL, [OPT_INT] = "N", [OPT_REAL] = "X", [OPT_STRING] = "TEXT", [OPT_STRINGS] = "TEXT"};
+    static const char *const kinds[] = {[OPT_FLAG] = NULL,
+                                        [OPT_INT] = "N",
+                                        [OPT_REAL] = "X",
+                                        [OPT_STRING] = "TEXT",
+                                        [OPT_STRINGS] = "TEXT"};
     const char *v = o->kind == OPT_CHOICE ? o->choices : kinds[o->kind];
     if (v == NULL) return;
     (void)buf_puts(out, " \\fI");

@@ -30,8 +30,8 @@ static const struct opt generate_opts[] = {
      "text [standard input]", NULL},
     {"chat", NULL, OPT_HONOURED, OPT_FLAG, AT(chat), NULL, 0, 0, NULL,
      "the prompt is one user turn of a chat", NULL},
-    {"max-new-tokens", NULL, OPT_HONOURED, OPT_INT, AT(max_new), "256", 1, 1 << 30, NULL,
-     "at most", NULL},
+    {"max-new-tokens", NULL, OPT_HONOURED, OPT_INT, AT(max_new), "256", 1, 1 << 30, NULL, "at most",
+     NULL},
     {"temperature", NULL, OPT_HONOURED, OPT_REAL, AT(temperature), "0", 0, 100, NULL, "0: greedy",
      NULL},
     {"top-k", NULL, OPT_HONOURED, OPT_INT, AT(top_k), "-1", -1, 1 << 30, NULL, "-1: all", NULL},
@@ -151,7 +151,8 @@ static void follow(struct request *r, struct wake *w)
     size_t printed = 0;
     for (bool done = false; !done;) {
         pthread_mutex_lock(&w->lock);
-        while (!w->news) pthread_cond_wait(&w->cond, &w->lock);
+        while (!w->news)
+            pthread_cond_wait(&w->cond, &w->lock);
         w->news = false;
         pthread_mutex_unlock(&w->lock);
         pthread_mutex_lock(&r->lock);

@@ -98,10 +98,12 @@ static bool collect(struct run *r)
 static bool go(struct run *r)
 {
     r->t0 = clock_s();
-    for (int i = 0; i < r->n_slots; i++) r->slots[i].job = -1;
+    for (int i = 0; i < r->n_slots; i++)
+        r->slots[i].job = -1;
     while (r->left > 0) {
         int running = 0;
-        if (!pump(r) || r->c->multi_perform(r->multi, &running) != CURLM_OK || !collect(r)) return false;
+        if (!pump(r) || r->c->multi_perform(r->multi, &running) != CURLM_OK || !collect(r))
+            return false;
         double wait = until_next(r);
         if (!pump(r)) return false;
         int ms = wait > 0 && wait < 1 ? (int)(wait * 1e3) + 1 : 1000;

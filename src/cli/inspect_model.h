@@ -54,7 +54,7 @@ struct inspected_row { /* one class in one format and arrangement */
 struct inspected {
     char *dir;
     struct config config;
-    char quantization[96]; /* "modelopt NVFP4" or "none" */
+    char quantization[96];                          /* "modelopt NVFP4" or "none" */
     size_t n_files, n_tensors, n_rows, n_odd, n_kv; /* n_kv: layers with scales of K and V */
     uint64_t bytes;                                 /* of the files */
     struct inspected_row rows[INSPECT_ROWS];

@@ -82,10 +82,11 @@ static err_t plan_staging(struct loaded *l, const struct load_options *o, struct
     size_t need = 2 * l->weight_bytes + (size_t)l->n_pages * l->page_bytes;
     bool fits = need <= l->available;
     if (is(want, "host") && !fits)
-        return err_set(e, ERR_INPUT,
-                       "--update-staging host: two generations of weights and KV take %.1f GB, %.1f "
-                       "GB are available (--max-total-tokens, --update-staging off)",
-                       (double)need * 1e-9, (double)l->available * 1e-9);
+        return err_set(
+            e, ERR_INPUT,
+            "--update-staging host: two generations of weights and KV take %.1f GB, %.1f "
+            "GB are available (--max-total-tokens, --update-staging off)",
+            (double)need * 1e-9, (double)l->available * 1e-9);
     l->staging = fits && !is(want, "off") ? STAGING_HOST : STAGING_OFF;
     return OK;
 }
@@ -342,7 +343,9 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
         .memory_saver = o->memory_saver,
         .weights_backup = o->weights_backup,
         .in_place = l->staging == STAGING_OFF,
-        .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads : l->device ? loaders(l) : 2,
+        .loader_threads = o->loader_threads > 0 ? (int)o->loader_threads
+                          : l->device           ? loaders(l)
+                                                : 2,
         .loaders_yield = l->device == NULL,
         .compare = compare_folder,
         .compare_ctx = l,
@@ -361,12 +364,14 @@ static void tell_memory(const struct loaded *l, struct buf *out)
                      (double)l->stored_bytes * 1e-6, kv * 1e-6, (int64_t)l->n_pages * KV_PAGE,
                      KV_PAGE, (double)l->available * 1e-9);
     if (l->staging == STAGING_HOST)
-        (void)buf_printf(out, "staged in host memory, another %.1f MB while one is open; the swap is "
-                              "an exchange of addresses, below 10 ms",
+        (void)buf_printf(out,
+                         "staged in host memory, another %.1f MB while one is open; the swap is "
+                         "an exchange of addresses, below 10 ms",
                          (double)l->weight_bytes * 1e-6);
     else
-        (void)buf_printf(out, "in place, no memory; serving stands still while the %.1f MB are read "
-                              "a second time",
+        (void)buf_printf(out,
+                         "in place, no memory; serving stands still while the %.1f MB are read "
+                         "a second time",
                          (double)l->stored_bytes * 1e-6);
 }
 

@@ -41,8 +41,8 @@ static const struct command commands[] = {
     {"quantize", cmd_quantize, "write a model in another weight format", &quantize_command},
     {"inspect", cmd_inspect, "say what a model folder holds and what is odd about it",
      &inspect_command},
-    {"check-gpu", cmd_check_gpu, "say what GPU there is and whether it computes as the kernels need",
-     &check_gpu_command},
+    {"check-gpu", cmd_check_gpu,
+     "say what GPU there is and whether it computes as the kernels need", &check_gpu_command},
     {"bench", cmd_bench, "measure a running server", &gsm8k_command},
     {"replay", cmd_replay, "send recorded requests again and compare the answers", &replay_command},
     {"version", cmd_version, "print the version", NULL},
@@ -72,8 +72,7 @@ static int cmd_help(int argc, char **argv)
     if (argc > 0) {
         if (argc == 1 && strcmp(argv[0], "--man") == 0) return print_docs(true);
         if (argc == 1 && strcmp(argv[0], "--bash") == 0) return print_docs(false);
-        fprintf(stderr, "moult: help takes nothing, --man or --bash, not \"%s\"\n",
-                argv[argc - 1]);
+        fprintf(stderr, "moult: help takes nothing, --man or --bash, not \"%s\"\n", argv[argc - 1]);
         return 2;
     }
     printf("moult: a server for mixture-of-experts models whose weights change while it serves\n\n"

@@ -15,7 +15,6 @@
 #include <string.h>
 #include <unistd.h>
 
-
 struct args {
     struct quantize_request request;
     int64_t threads;

@@ -60,4 +60,3 @@ err_t quantize_write_configs(struct newdir *d, const struct quantize_plan *p, st
     json_decref(hf);
     return rc;
 }
-

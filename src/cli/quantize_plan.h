@@ -36,9 +36,9 @@ struct quantize_weight {
     size_t rows, cols;
     struct spelled src;
     format_t to;
-    bool linear;   /* a projection or the head: what configs list when it is left out */
-    bool copy;     /* canonical parts are taken over as they are */
-    size_t share;  /* index of the first weight with which it shares its amax; its own if none */
+    bool linear;  /* a projection or the head: what configs list when it is left out */
+    bool copy;    /* canonical parts are taken over as they are */
+    size_t share; /* index of the first weight with which it shares its amax; its own if none */
     size_t out[PART_COUNT]; /* index into outs, or SIZE_MAX */
 };
 

@@ -34,7 +34,7 @@ struct quantize_spell {
     const char *kv[2]; /* behind the attention module */
     /* quantization_config of config.json */
     json_t *(*config)(const struct quantize_spell *s, const struct quantize_plan *p);
-    const char *algo;   /* ModelOpt's quant_algo; compressed-tensors' format */
+    const char *algo;           /* ModelOpt's quant_algo; compressed-tensors' format */
     const char *layer_syntax;   /* of an excluded layer, with its number */
     const char *experts_syntax; /* of the excluded experts of a layer */
     bool hf_quant_config;       /* writes that file too */

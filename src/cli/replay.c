@@ -26,23 +26,28 @@ struct args {
 
 #define AT(field) offsetof(struct args, field)
 static const struct opt opts[] = {
-    {"file", NULL, OPT_HONOURED, OPT_STRING, AT(file), NULL, 0, 0, NULL, "what moult serve --record wrote", NULL},
-    {"url", NULL, OPT_HONOURED, OPT_STRING, AT(url), "http://127.0.0.1:30000", 0, 0, NULL, "server to ask", NULL},
+    {"file", NULL, OPT_HONOURED, OPT_STRING, AT(file), NULL, 0, 0, NULL,
+     "what moult serve --record wrote", NULL},
+    {"url", NULL, OPT_HONOURED, OPT_STRING, AT(url), "http://127.0.0.1:30000", 0, 0, NULL,
+     "server to ask", NULL},
     {"api-key", NULL, OPT_HONOURED, OPT_STRING, AT(api_key), NULL, 0, 0, NULL, "its key", NULL},
-    {"speed", NULL, OPT_HONOURED, OPT_REAL, AT(speed), "1", 0, 1e6, NULL, "times as fast as recorded; 0: all at once", NULL},
-    {"parallel", NULL, OPT_HONOURED, OPT_INT, AT(parallel), "4096", 1, 65536, NULL, "requests in flight at most", NULL},
+    {"speed", NULL, OPT_HONOURED, OPT_REAL, AT(speed), "1", 0, 1e6, NULL,
+     "times as fast as recorded; 0: all at once", NULL},
+    {"parallel", NULL, OPT_HONOURED, OPT_INT, AT(parallel), "4096", 1, 65536, NULL,
+     "requests in flight at most", NULL},
 };
 const struct opt_command replay_command = {
     .name = "replay",
-    .about = "usage: moult replay --file FILE [flags]\n\nSends the requests of a record again and compares the answers.\n",
+    .about = "usage: moult replay --file FILE [flags]\n\nSends the requests of a record again and "
+             "compares the answers.\n",
     .opts = opts,
     .n_opts = sizeof opts / sizeof opts[0],
 };
 
 struct job {
     const char *path;
-    json_t *body;  /* owned */
-    json_t *outs;  /* recorded samples, in order of their index; owned */
+    json_t *body; /* owned */
+    json_t *outs; /* recorded samples, in order of their index; owned */
     double at, took;
 };
 
@@ -86,7 +91,8 @@ static void put_out(struct job *j, json_t *out)
 {
     size_t index = (size_t)json_integer_value(json_object_get(out, "index"));
     if (index > 65536) return;
-    while (json_array_size(j->outs) <= index) json_array_append_new(j->outs, json_null());
+    while (json_array_size(j->outs) <= index)
+        json_array_append_new(j->outs, json_null());
     json_array_set(j->outs, index, out);
 }
 
@@ -103,14 +109,17 @@ static void give_seeds(struct job *j)
     }
     json_t *params = json_object_get(j->body, "sampling_params");
     json_t *ids = json_object_get(j->body, "input_ids"), *text = json_object_get(j->body, "text");
-    size_t prompts = json_is_array(json_array_get(ids, 0)) ? json_array_size(ids) : json_is_array(text) ? json_array_size(text) : 0;
+    size_t prompts = json_is_array(json_array_get(ids, 0)) ? json_array_size(ids)
+                     : json_is_array(text)                 ? json_array_size(text)
+                                                           : 0;
     size_t samples = prompts ? json_array_size(j->outs) / prompts : 1;
     json_t *list = json_array();
     for (size_t i = 0; i < (prompts ? prompts : 1); i++) {
         json_t *p = json_deep_copy(json_is_array(params) ? json_array_get(params, i) : params);
         if (!p) p = json_object();
         json_t *s = json_object_get(json_array_get(j->outs, i * (samples ? samples : 1)), "seed");
-        if (s && !json_is_integer(json_object_get(p, "sampling_seed"))) json_object_set(p, "sampling_seed", s);
+        if (s && !json_is_integer(json_object_get(p, "sampling_seed")))
+            json_object_set(p, "sampling_seed", s);
         json_array_append_new(list, p);
     }
     json_object_set(j->body, "sampling_params", prompts ? list : json_array_get(list, 0));
@@ -123,18 +132,24 @@ static err_t make_jobs(struct replay *r, struct err *e)
     json_t *line, *by_id = json_object();
     r->jobs = mem_try_array(n + 1, sizeof *r->jobs);
     if (!r->jobs) return err_set(e, ERR_NOMEM, "no memory for %zu lines", n);
-    json_array_foreach(r->lines, i, line) {
-        const char *in = json_string_value(json_object_get(line, "in")), *out = json_string_value(json_object_get(line, "out"));
+    json_array_foreach(r->lines, i, line)
+    {
+        const char *in = json_string_value(json_object_get(line, "in")),
+                   *out = json_string_value(json_object_get(line, "out"));
         if (in) {
             json_t *text = json_object_get(line, "body");
             struct job j = {.path = json_string_value(json_object_get(line, "path")),
-                            .body = json_loadb(json_string_value(text), json_string_length(text), JSON_ALLOW_NUL, NULL),
+                            .body = json_loadb(json_string_value(text), json_string_length(text),
+                                               JSON_ALLOW_NUL, NULL),
                             .at = json_number_value(json_object_get(line, "at")),
                             .outs = json_array()};
-            bool good = j.path && json_is_object(j.body); /* what could not be parsed was refused then, too */
+            bool good = j.path &&
+                        json_is_object(j.body); /* what could not be parsed was refused then, too */
             if (good) json_object_set_new(by_id, in, json_integer(r->n));
-            if (good) r->jobs[r->n++] = j;
-            else json_decref(j.body), json_decref(j.outs);
+            if (good)
+                r->jobs[r->n++] = j;
+            else
+                json_decref(j.body), json_decref(j.outs);
         }
         json_t *k = out ? json_object_get(by_id, out) : NULL;
         if (k) put_out(&r->jobs[json_integer_value(k)], line);
@@ -148,7 +163,8 @@ static err_t make_requests(struct replay *r, struct err *e)
     r->bodies = mem_try_array((size_t)r->n + 1, sizeof *r->bodies);
     r->urls = mem_try_array((size_t)r->n + 1, sizeof *r->urls);
     r->at = mem_try_array((size_t)r->n + 1, sizeof *r->at);
-    if (!r->bodies || !r->urls || !r->at) return err_set(e, ERR_NOMEM, "no memory for %d requests", r->n);
+    if (!r->bodies || !r->urls || !r->at)
+        return err_set(e, ERR_NOMEM, "no memory for %d requests", r->n);
     for (int i = 0; i < r->n; i++) {
         struct job *j = &r->jobs[i];
         struct buf url = {0};
@@ -179,7 +195,9 @@ static bool equal(const struct job *j, const json_t *answer, size_t index, const
 
 static void note(struct replay *r, int i, const char *what, const char *body)
 {
-    if (!*r->first) snprintf(r->first, sizeof r->first, "request %d (%s): %s %.300s", i + 1, r->jobs[i].path, what, body);
+    if (!*r->first)
+        snprintf(r->first, sizeof r->first, "request %d (%s): %s %.300s", i + 1, r->jobs[i].path,
+                 what, body);
 }
 
 static void answered(void *ctx, int i, long status, const char *body, size_t bytes)
@@ -191,16 +209,21 @@ static void answered(void *ctx, int i, long status, const char *body, size_t byt
     json_t *out;
     bool same = true, aborted = false;
     j->took = clock_s() - r->t0 - r->at[i];
-    json_array_foreach(j->outs, k, out) {
+    json_array_foreach(j->outs, k, out)
+    {
         const char *finish = json_string_value(json_object_get(out, "finish"));
         aborted = aborted || !finish || !strcmp(finish, "abort");
         same = same && equal(j, answer, k, out);
     }
     json_decref(answer);
-    if ((status == 200) != (n > 0)) r->failed++, note(r, i, "another status:", body);
-    else if (aborted) r->aborted++;
-    else if (same) r->same++;
-    else r->different++, note(r, i, "another answer:", body);
+    if ((status == 200) != (n > 0))
+        r->failed++, note(r, i, "another status:", body);
+    else if (aborted)
+        r->aborted++;
+    else if (same)
+        r->same++;
+    else
+        r->different++, note(r, i, "another answer:", body);
 }
 
 static int by_time(const void *a, const void *b)
@@ -218,19 +241,29 @@ static err_t run(struct replay *r, struct err *e)
     if (rc == OK && !r->n) rc = err_set(e, ERR_INPUT, "%s: holds no requests", r->a->file);
     if (rc == OK) rc = curl_dl_open(&c, e);
     if (rc != OK) return rc;
-    struct http_jobs j = {.urls = r->urls, .url = r->a->url, .bearer = r->a->api_key, .bodies = r->bodies, .at = r->at,
-                          .n = r->n, .parallel = (int)r->a->parallel, .done = answered, .ctx = r};
+    struct http_jobs j = {.urls = r->urls,
+                          .url = r->a->url,
+                          .bearer = r->a->api_key,
+                          .bodies = r->bodies,
+                          .at = r->at,
+                          .n = r->n,
+                          .parallel = (int)r->a->parallel,
+                          .done = answered,
+                          .ctx = r};
     r->t0 = clock_s();
     rc = http_many(&c, &j, e);
     curl_dl_close(&c);
     if (rc != OK) return rc;
     double seconds = clock_s() - r->t0;
     qsort(r->jobs, (size_t)r->n, sizeof *r->jobs, by_time);
-    printf("Requests: %d in %.3f s\nSame: %d\nDifferent: %d\nAborted when recorded: %d\nAnother status: %d\n"
-           "Latency: median %.3f s, 99%% %.3f s, longest %.3f s\n", r->n, seconds, r->same, r->different, r->aborted, r->failed,
-           r->jobs[r->n / 2].took, r->jobs[(int)(0.99 * (r->n - 1))].took, r->jobs[r->n - 1].took);
+    printf("Requests: %d in %.3f s\nSame: %d\nDifferent: %d\nAborted when recorded: %d\nAnother "
+           "status: %d\n"
+           "Latency: median %.3f s, 99%% %.3f s, longest %.3f s\n",
+           r->n, seconds, r->same, r->different, r->aborted, r->failed, r->jobs[r->n / 2].took,
+           r->jobs[(int)(0.99 * (r->n - 1))].took, r->jobs[r->n - 1].took);
     if (!r->different && !r->failed) return OK;
-    return err_set(e, ERR_STATE, "%d answers differ; the first is %s", r->different + r->failed, r->first);
+    return err_set(e, ERR_STATE, "%d answers differ; the first is %s", r->different + r->failed,
+                   r->first);
 }
 
 static void release(struct replay *r)

@@ -34,7 +34,8 @@ static void show_progress(void *ctx, float part, const char *stage)
     if (s->tty) {
         char bar[41];
         int full = (int)(part * 40.0f);
-        for (int i = 0; i < 40; i++) bar[i] = i < full ? '#' : '.';
+        for (int i = 0; i < 40; i++)
+            bar[i] = i < full ? '#' : '.';
         bar[40] = 0;
         fprintf(stderr, "\r%s [%s] %3d%%%s", stage, bar, (int)(part * 100.0f),
                 part >= 1.0f ? "\n" : "");
@@ -84,7 +85,8 @@ static struct load_options load_from(const struct serve_args *a, struct start *s
 static struct server_options server_from(const struct serve_args *a, const struct loaded *l)
 {
     enum in_flight in_flight = IN_FLIGHT_DRAIN;
-    (void)in_flight_parse(a->update_in_flight, &in_flight); /* the table of flags lets only these in */
+    (void)in_flight_parse(a->update_in_flight,
+                          &in_flight); /* the table of flags lets only these in */
     return (struct server_options){
         .host = a->host,
         .port = (int)a->port,
@@ -191,10 +193,13 @@ static err_t info_from(struct server_info **out, const struct serve_args *a, str
         for (size_t k = 0; k < serve_command.n_opts; k++) {
             const struct opt *o = &serve_command.opts[k];
             const char *key = a->server_info.v[i], *name = o->name;
-            if (o->cls != OPT_HONOURED || strcmp(name, "host") == 0 || strcmp(name, "port") == 0) continue;
-            while (*name && *key == (*name == '-' ? '_' : *name)) key++, name++;
+            if (o->cls != OPT_HONOURED || strcmp(name, "host") == 0 || strcmp(name, "port") == 0)
+                continue;
+            while (*name && *key == (*name == '-' ? '_' : *name))
+                key++, name++;
             if (*name == 0 && *key == '=')
-                return err_set(e, ERR_INPUT, "--server-info %.100s: give --%s", a->server_info.v[i], o->name);
+                return err_set(e, ERR_INPUT, "--server-info %.100s: give --%s", a->server_info.v[i],
+                               o->name);
         }
     return server_info_new(out, a->server_info.v, a->server_info.n, e);
 }
@@ -206,16 +211,20 @@ static void tell_status(struct engine *engine, struct engine_stats *last, double
     char version[128], line[512];
     engine_stat(engine, &st);
     engine_weight_version(engine, version, sizeof version);
-    int64_t in = st.prompt_tokens - last->prompt_tokens, cached = st.cached_tokens - last->cached_tokens;
+    int64_t in = st.prompt_tokens - last->prompt_tokens,
+            cached = st.cached_tokens - last->cached_tokens;
     int64_t out = st.output_tokens - last->output_tokens;
     int32_t used = st.pages_total - st.pages_free - st.pages_cached;
     bool news = in || out || st.running || st.waiting || st.epoch != last->epoch;
     snprintf(line, sizeof line,
-             "STATUS=%d running, %d waiting | in %.0f tok/s (%.0f%% cached), out %.0f tok/s | KV %.0f%% used, %.0f%% cached | "
-             "%lld done, %lld aborted, %lld retracted | weights %s, epoch %llu", st.running, st.waiting, (double)in / seconds,
-             in ? 100.0 * (double)cached / (double)in : 0.0, (double)out / seconds, 100.0 * used / st.pages_total,
-             100.0 * st.pages_cached / st.pages_total, (long long)(st.finished - last->finished),
-             (long long)(st.aborted - last->aborted), (long long)(st.retractions - last->retractions), version,
+             "STATUS=%d running, %d waiting | in %.0f tok/s (%.0f%% cached), out %.0f tok/s | KV "
+             "%.0f%% used, %.0f%% cached | "
+             "%lld done, %lld aborted, %lld retracted | weights %s, epoch %llu",
+             st.running, st.waiting, (double)in / seconds,
+             in ? 100.0 * (double)cached / (double)in : 0.0, (double)out / seconds,
+             100.0 * used / st.pages_total, 100.0 * st.pages_cached / st.pages_total,
+             (long long)(st.finished - last->finished), (long long)(st.aborted - last->aborted),
+             (long long)(st.retractions - last->retractions), version,
              (unsigned long long)st.epoch);
     if (news) log_line(LOG_INFO, "%s", line + strlen("STATUS="));
     notify(line);
@@ -233,7 +242,8 @@ static int wait_for_signal(struct engine *engine, double status_s, const sigset_
         if (status_s > 0 && status_at + status_s < until) until = status_at + status_s;
         if (dog > 0 && dog_at + dog < until) until = dog_at + dog;
         double wait = until - now > 0 ? until - now : 0;
-        struct timespec t = {.tv_sec = (time_t)wait, .tv_nsec = (long)((wait - (double)(time_t)wait) * 1e9)};
+        struct timespec t = {.tv_sec = (time_t)wait,
+                             .tv_nsec = (long)((wait - (double)(time_t)wait) * 1e9)};
         int sig = sigtimedwait(set, NULL, &t);
         if (sig > 0) return sig;
         now = clock_s();
@@ -281,7 +291,8 @@ static int run(const struct serve_args *a, struct err *e)
     struct server_info *info = NULL;
     if (info_from(&info, a, e) != OK) return 2;
     so.info = info;
-    if ((a->record && record_open(&so.record, a->record, e) != OK) || server_start(&s.server, &so, e) != OK) {
+    if ((a->record && record_open(&so.record, a->record, e) != OK) ||
+        server_start(&s.server, &so, e) != OK) {
         record_close(so.record);
         server_info_free(info);
         return 1;
@@ -292,8 +303,11 @@ static int run(const struct serve_args *a, struct err *e)
     if (rc == OK) {
         log_line(LOG_INFO, "kernels: %s, %d threads", model_isa(l.model), l.n_threads);
         if (l.staging == STAGING_OFF)
-            log_line(LOG_WARN, "updates are in place: each reads its folder twice, and stops serving for the second "
-                     "time (reading took %.2f s at start)", l.read_s);
+            log_line(LOG_WARN,
+                     "updates are in place: each reads its folder twice, and stops serving for the "
+                     "second "
+                     "time (reading took %.2f s at start)",
+                     l.read_s);
         log_line(LOG_INFO, "ready in %.2f s", clock_s() - t0);
         notify("READY=1");
         int sig = wait_for_signal(l.engine, a->status_s, &set);
@@ -356,7 +370,9 @@ int cmd_serve(int argc, char **argv)
         got = OPTIONS_ERROR;
     }
     if (got == OPTIONS_RUN && a.weights_backup && !a.memory_saver) {
-        (void)err_set(&e, ERR_INPUT, "--enable-weights-cpu-backup is for --enable-memory-saver, which is not given");
+        (void)err_set(
+            &e, ERR_INPUT,
+            "--enable-weights-cpu-backup is for --enable-memory-saver, which is not given");
         got = OPTIONS_ERROR;
     }
     if (got == OPTIONS_RUN &&

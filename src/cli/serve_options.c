@@ -1,14 +1,25 @@
 #include "cli/serve_options.h"
 #include "cli/numerics.h"
 
-#define AT(field)      offsetof(struct serve_args, field)
-#define COUNT(a)       (sizeof(a) / sizeof(a)[0])
-#define SPEED(n)       {.name = (n), .cls = OPT_IGNORED, .kind = OPT_STRING}
-#define SPEED_FLAG(n)  {.name = (n), .cls = OPT_IGNORED, .kind = OPT_FLAG}
-#define NO(n, al, why, only)                                                                       \
-    {.name = (n), .alias = (al), .cls = OPT_REFUSED, .kind = OPT_STRING, .help = (why),            \
-     .neutral = (only)}
-#define NO_FLAG(n, why) {.name = (n), .cls = OPT_REFUSED, .kind = OPT_FLAG, .help = (why)}
+#define AT(field) offsetof(struct serve_args, field)
+#define COUNT(a)  (sizeof(a) / sizeof(a)[0])
+#define SPEED(n)                                            \
+    {                                                       \
+        .name = (n), .cls = OPT_IGNORED, .kind = OPT_STRING \
+    }
+#define SPEED_FLAG(n)                                     \
+    {                                                     \
+        .name = (n), .cls = OPT_IGNORED, .kind = OPT_FLAG \
+    }
+#define NO(n, al, why, only)                                                               \
+    {                                                                                      \
+        .name = (n), .alias = (al), .cls = OPT_REFUSED, .kind = OPT_STRING, .help = (why), \
+        .neutral = (only)                                                                  \
+    }
+#define NO_FLAG(n, why)                                                  \
+    {                                                                    \
+        .name = (n), .cls = OPT_REFUSED, .kind = OPT_FLAG, .help = (why) \
+    }
 
 #define ONE_PROCESS "the model runs in one process on one machine"
 #define NO_LORA     "adapters are not implemented"

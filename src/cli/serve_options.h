@@ -18,12 +18,13 @@ struct serve_args {
     const char *update_in_flight;
     bool ready_after_update;
     bool no_graphs, no_overlap, no_prefix_cache, incremental, check, skip_warmup, trust_remote_code;
-    bool deterministic, metrics, keep_experts, log_requests, cache_report, memory_saver, weights_backup;
+    bool deterministic, metrics, keep_experts, log_requests, cache_report, memory_saver,
+        weights_backup;
     const char *admin_key, *cors_origin, *metrics_prefix, *log_format, *config, *record;
     struct opt_strings allowed_paths;
     double status_s;
     struct opt_strings server_info; /* KEY=VALUE */
-    struct numerics numerics; /* from moe_backend and act_format */
+    struct numerics numerics;       /* from moe_backend and act_format */
 };
 
 extern const struct opt_command serve_command;

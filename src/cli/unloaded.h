@@ -13,9 +13,9 @@
 #include "model/config.h"
 
 struct unloaded {
-    char tokenizer[DIGEST_HEX];   /* "": no file */
+    char tokenizer[DIGEST_HEX];     /* "": no file */
     char chat_template[DIGEST_HEX]; /* "": none */
-    struct config config;         /* as the folder has it */
+    struct config config;           /* as the folder has it */
 };
 
 /* Of the start: the tokenizer's folder, and the model's config before anything was added to it. */

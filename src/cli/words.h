@@ -23,7 +23,8 @@ struct words {
     int owned; /* the first words, which belong to the list */
 };
 
-err_t words_gather(struct words *w, const struct opt_command *c, int argc, char **argv, struct err *e) MUST_USE;
+err_t words_gather(struct words *w, const struct opt_command *c, int argc, char **argv,
+                   struct err *e) MUST_USE;
 void words_release(struct words *w);
 
 #endif

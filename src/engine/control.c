@@ -14,7 +14,8 @@
 
 bool in_flight_parse(const char *name, enum in_flight *out)
 {
-    static const char *const names[] = {"drain", "abort", "retract", "continue"}; /* enum in_flight */
+    static const char *const names[] = {"drain", "abort", "retract",
+                                        "continue"}; /* enum in_flight */
     for (int i = 0; i < 4; i++) {
         if (strcmp(names[i], name) != 0) continue;
         *out = (enum in_flight)i;
@@ -41,7 +42,8 @@ static err_t check_label(const char *label, struct err *err)
 {
     size_t n = strlen(label);
     if (n <= WEIGHT_VERSION_MAX) return OK;
-    return err_set(err, ERR_INPUT, "weight_version: %zu bytes are not allowed; at most %d", n, WEIGHT_VERSION_MAX);
+    return err_set(err, ERR_INPUT, "weight_version: %zu bytes are not allowed; at most %d", n,
+                   WEIGHT_VERSION_MAX);
 }
 
 err_t engine_version_check(struct engine *e, const struct update_options *o, struct err *err)
@@ -51,15 +53,22 @@ err_t engine_version_check(struct engine *e, const struct update_options *o, str
     err_t rc = v ? check_label(v, err) : OK;
     if (rc != OK || !o->refuse_older) return rc;
     if (!v || !is_number(v))
-        return err_set(err, ERR_INPUT, "weight_version: %s is not allowed with refuse_older_version; must be a decimal number",
-                       v ? v : "none");
+        return err_set(
+            err, ERR_INPUT,
+            "weight_version: %s is not allowed with refuse_older_version; must be a decimal number",
+            v ? v : "none");
     engine_weight_version(e, now, sizeof(now));
     if (strcmp(now, "default") == 0) return OK; /* nobody labelled these */
     if (!is_number(now))
-        return err_set(err, ERR_INPUT, "refuse_older_version: cannot compare %s with the version in use, %s; it must be a "
-                       "decimal number or \"default\"", v, now);
+        return err_set(
+            err, ERR_INPUT,
+            "refuse_older_version: cannot compare %s with the version in use, %s; it must be a "
+            "decimal number or \"default\"",
+            v, now);
     if (compare_numbers(v, now) >= 0) return OK;
-    return err_set(err, ERR_STATE, "weight_version: %s is older than %s, which is in use; refuse_older_version allows %s and above",
+    return err_set(err, ERR_STATE,
+                   "weight_version: %s is older than %s, which is in use; refuse_older_version "
+                   "allows %s and above",
                    v, now, now);
 }
 
@@ -99,7 +108,8 @@ static void begin_commit(struct engine *e, struct msg *m)
 {
     struct err err = {0};
     double s = m->options->drain_timeout_s;
-    err_t rc = engine_version_check(e, m->options, &err); /* the label may have changed since the update was let in */
+    err_t rc = engine_version_check(
+        e, m->options, &err); /* the label may have changed since the update was let in */
     if (rc != OK) {
         engine_answer(e, m, rc, err.msg);
         return;
@@ -157,7 +167,8 @@ static void commit_now(struct engine *e)
         return;
     }
     sched_keep_all(&e->s);
-    for (struct seq *q = e->s.head; q; q = q->next) output_rescore(q);
+    for (struct seq *q = e->s.head; q; q = q->next)
+        output_rescore(q);
     updates_commit(e, m);
 }
 
@@ -173,7 +184,8 @@ void control_turn(struct engine *e)
     step_drain(e);
     if (idle) radix_clear(e->s.tree);
     engine_answer(e, f, idle ? OK : ERR_STATE,
-                  e->paused ? "the cache cannot be flushed: requests paused in place hold KV; continue, abort or retract them"
+                  e->paused ? "the cache cannot be flushed: requests paused in place hold KV; "
+                              "continue, abort or retract them"
                             : "the cache cannot be flushed while requests are running");
 }
 

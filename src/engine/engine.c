@@ -8,8 +8,10 @@
 void engine_post(struct engine *e, struct msg *m)
 {
     m->next = NULL;
-    if (e->last) e->last->next = m;
-    else e->first = m;
+    if (e->last)
+        e->last->next = m;
+    else
+        e->first = m;
     e->last = m;
     pthread_cond_signal(&e->wake);
 }
@@ -70,7 +72,8 @@ err_t engine_call(struct engine *e, struct msg *m, struct err *err)
     e->blocking++;
     m->t_sent = clock_ns();
     engine_post(e, m);
-    while (!m->answered) pthread_cond_wait(&e->answer, &e->lock);
+    while (!m->answered)
+        pthread_cond_wait(&e->answer, &e->lock);
     e->blocking--;
     pthread_cond_broadcast(&e->answer);
     pthread_mutex_unlock(&e->lock);
@@ -109,8 +112,10 @@ void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, cons
     struct request *r = q->r;
     char version[sizeof(r->weight_version)];
     flight_leave(q);
-    if (q->queued) sched_unqueue(&e->s, q);
-    else if (f != FINISH_ABORT) sched_share(&e->s, q);
+    if (q->queued)
+        sched_unqueue(&e->s, q);
+    else if (f != FINISH_ABORT)
+        sched_share(&e->s, q);
     if (!take_experts(e, q) && f != FINISH_ABORT) {
         f = FINISH_ABORT;
         status = 503;
@@ -128,8 +133,7 @@ void engine_finish(struct engine *e, struct seq *q, finish_t f, int status, cons
     pthread_mutex_lock(&r->lock);
     r->finish = f;
     r->finish_status = status;
-    if (f == FINISH_ABORT)
-        snprintf(r->finish_message, sizeof(r->finish_message), "%s", message);
+    if (f == FINISH_ABORT) snprintf(r->finish_message, sizeof(r->finish_message), "%s", message);
     snprintf(r->weight_version, sizeof(r->weight_version), "%s", version);
     output_end(q);
     r->t_end = clock_ns();
@@ -151,8 +155,7 @@ void engine_abort_where(struct engine *e, const char *prefix, const struct reque
 {
     for (struct seq *q = e->s.head, *next; q; q = next) {
         next = q->next;
-        if (matches(q, prefix, one))
-            engine_finish(e, q, FINISH_ABORT, 0, "Abort in waiting queue");
+        if (matches(q, prefix, one)) engine_finish(e, q, FINISH_ABORT, 0, "Abort in waiting queue");
     }
     for (int32_t i = e->s.n_running - 1; i >= 0; i--)
         if (matches(e->s.running[i], prefix, one))
@@ -261,7 +264,8 @@ static void clear_page(void *ctx, int32_t page)
 
 static void release(struct engine *e)
 {
-    for (int i = 0; i < 2; i++) flight_free(&e->flights[i]);
+    for (int i = 0; i < 2; i++)
+        flight_free(&e->flights[i]);
     mem_free(e->load.counts);
     mem_free(e->profile.records);
     radix_free(e->s.tree);
@@ -291,8 +295,10 @@ static err_t init_sched(struct engine *e, struct err *err)
     if (!e->s.tree || !e->s.running)
         return err_set(err, ERR_NOMEM, "no memory for %d KV pages", o->n_kv_pages);
     err_t rc = o->keep_experts ? routing_new(&e->routing, o->config, o->n_kv_pages, err) : OK;
-    e->overlap = o->overlap == OVERLAP_ON || (o->overlap == OVERLAP_AUTO && (model_can(o->model) & MODEL_ASYNC));
-    for (int i = 0; rc == OK && i < (e->overlap ? 2 : 1); i++) rc = flight_new(&e->flights[i], o, err);
+    e->overlap = o->overlap == OVERLAP_ON ||
+                 (o->overlap == OVERLAP_AUTO && (model_can(o->model) & MODEL_ASYNC));
+    for (int i = 0; rc == OK && i < (e->overlap ? 2 : 1); i++)
+        rc = flight_new(&e->flights[i], o, err);
     return rc;
 }
 
@@ -303,7 +309,8 @@ err_t engine_new(struct engine **out, const struct engine_options *o, struct err
                        "n_kv_pages %d, max_running %d and max_step_tokens %d must be positive",
                        o->n_kv_pages, o->max_running, o->max_step_tokens);
     if (o->keep_experts && !(model_can(o->model) & MODEL_EXPERTS))
-        return err_set(err, ERR_UNSUPPORTED, "this model does not tell which experts its tokens go to");
+        return err_set(err, ERR_UNSUPPORTED,
+                       "this model does not tell which experts its tokens go to");
     struct engine *e = mem_alloc(sizeof(*e));
     e->o = *o;
     pthread_condattr_t mono;
@@ -356,7 +363,8 @@ void engine_stop(struct engine *e, double drain_s)
     control_turn(e);
     engine_cancel(e);
     pthread_mutex_lock(&e->lock);
-    while (e->blocking > 0) pthread_cond_wait(&e->answer, &e->lock);
+    while (e->blocking > 0)
+        pthread_cond_wait(&e->answer, &e->lock);
     e->ended = true;
     pthread_cond_signal(&e->dog_wake);
     pthread_mutex_unlock(&e->lock);

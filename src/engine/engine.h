@@ -51,28 +51,29 @@ enum overlap {
 };
 
 struct engine_options {
-    const struct config *config;      /* borrowed, as all here */
+    const struct config *config;       /* borrowed, as all here */
     const struct tokenizer *tokenizer; /* NULL: no text, no stop strings */
-    struct store *store;              /* with weights */
+    struct store *store;               /* with weights */
     struct model *model;
     int32_t n_kv_pages;
-    int32_t max_running;      /* requests */
-    int32_t max_queued;       /* 0: unlimited; above: ERR_BUSY */
-    int32_t chunk_tokens;     /* prefill tokens of one request in one step; <= 0: max_step_tokens */
-    int32_t max_step_tokens;  /* as given to model_new */
+    int32_t max_running;     /* requests */
+    int32_t max_queued;      /* 0: unlimited; above: ERR_BUSY */
+    int32_t chunk_tokens;    /* prefill tokens of one request in one step; <= 0: max_step_tokens */
+    int32_t max_step_tokens; /* as given to model_new */
     int32_t context_len;
     bool no_prefix_cache;
-    bool keep_experts;        /* requests may ask which experts their tokens went to (routing.h) */
+    bool keep_experts; /* requests may ask which experts their tokens went to (routing.h) */
     enum overlap overlap;
-    int32_t retract_every;    /* tests: retract the youngest running request every n-th step; 0: never */
+    /* tests: retract the youngest running request every n-th step; 0: never */
+    int32_t retract_every;
     const char *weight_version;
-    const char *model_path;   /* as given */
-    bool memory_saver;        /* engine_release is allowed */
-    bool weights_backup;      /* released weights are kept in host memory */
-    double watchdog_s;        /* a step longer than this ends the process non-zero; 0: off */
-    bool in_place;            /* updates have no memory for a second generation (updates.h) */
-    int loader_threads;       /* of an update; 0: as many as cores, at most 8 */
-    bool loaders_yield;       /* they run where steps are computed: nice */
+    const char *model_path; /* as given */
+    bool memory_saver;      /* engine_release is allowed */
+    bool weights_backup;    /* released weights are kept in host memory */
+    double watchdog_s;      /* a step longer than this ends the process non-zero; 0: off */
+    bool in_place;          /* updates have no memory for a second generation (updates.h) */
+    int loader_threads;     /* of an update; 0: as many as cores, at most 8 */
+    bool loaders_yield;     /* they run where steps are computed: nice */
     /* NULL, or: what of a new folder will not take effect, into `warning` ("": nothing). */
     void (*compare)(void *ctx, const char *dir, char *warning, size_t n);
     void *compare_ctx;
@@ -89,15 +90,18 @@ struct engine_stats {
     int64_t updates;          /* commits */
     int64_t waiting_tokens;
     int32_t pages_total, pages_free, pages_cached; /* cached: held by the tree alone */
-    int64_t prompt_tokens, cached_tokens; /* prompt tokens computed or found in the cache; those found */
+    /* prompt tokens computed or found in the cache; those found */
+    int64_t prompt_tokens, cached_tokens;
     int64_t output_tokens, steps, retractions, finished, aborted;
     double gen_throughput; /* tokens/s over the last seconds */
     uint64_t epoch;
     double heartbeat_age_s; /* since a step ended or the loop was last idle */
     unsigned released;      /* enum memory_tag */
     bool draining;          /* an update waits for running requests to end */
-    bool updating, stuck;   /* updating: an update is at work; stuck: work waits and no step ended for 10 s */
-    bool no_weights;        /* an update in place failed half-way, or weights were released: nothing is served */
+    /* updating: an update is at work; stuck: work waits and no step ended for 10 s */
+    bool updating, stuck;
+    /* an update in place failed half-way, or weights were released: nothing is served */
+    bool no_weights;
 };
 
 /* What a commit does with requests that run: lets them end; ends them; takes their KV, so that they run again
@@ -115,10 +119,10 @@ struct update_options {
     bool flush_cache;
     enum in_flight in_flight;
     double drain_timeout_s; /* > 0: what still runs after it is retracted */
-    int loader_threads; /* 0: engine_options.loader_threads */
-    const char *manifest; /* NULL, or a file of checksums that must be met (weight/manifest.h) */
-    bool any_bf16;        /* BF16 weights are not searched for NaN and infinity */
-    const char *caller;   /* for the record; may be NULL */
+    int loader_threads;     /* 0: engine_options.loader_threads */
+    const char *manifest;   /* NULL, or a file of checksums that must be met (weight/manifest.h) */
+    bool any_bf16;          /* BF16 weights are not searched for NaN and infinity */
+    const char *caller;     /* for the record; may be NULL */
 };
 struct update_result {
     double stage_s, drain_s, swap_s;
@@ -137,8 +141,9 @@ void engine_stop(struct engine *e, double drain_s);
 /* Takes its own reference on success.  ERR_INPUT: can never fit, or a rid in flight ("Duplicate request ID
  * detected: R"); ERR_BUSY: queue full; ERR_STATE: stopping. */
 err_t engine_submit(struct engine *e, struct request *r, struct err *err) MUST_USE;
-void engine_abort(struct engine *e, const char *rid_prefix, bool all); /* empty prefix without all: nothing */
-void engine_abort_request(struct engine *e, struct request *r);        /* this one (client left) */
+void engine_abort(struct engine *e, const char *rid_prefix,
+                  bool all); /* empty prefix without all: nothing */
+void engine_abort_request(struct engine *e, struct request *r); /* this one (client left) */
 /* OK once nothing running holds KV, which is waited for at most `timeout_s` (0: not at all): the tree is emptied.
  * ERR_STATE otherwise, or when another call waits already.  Blocks for a turn at least. */
 err_t engine_flush(struct engine *e, double timeout_s, struct err *err) MUST_USE;
@@ -147,10 +152,12 @@ err_t engine_flush(struct engine *e, double timeout_s, struct err *err) MUST_USE
 err_t engine_pause(struct engine *e, enum pause_mode mode, struct err *err) MUST_USE;
 err_t engine_continue(struct engine *e, struct err *err) MUST_USE;
 /* The label of the weights in use from the next token on; with `abort_all` everything in flight is ended first. */
-err_t engine_relabel(struct engine *e, const char *weight_version, bool abort_all, struct err *err) MUST_USE;
+err_t engine_relabel(struct engine *e, const char *weight_version, bool abort_all,
+                     struct err *err) MUST_USE;
 /* ERR_INPUT: a label that is too long; or, with refuse_older, none, or one that cannot be told to be as new as that
  * of the weights in use: both are decimal numbers, or the one in use is "default".  ERR_STATE: it is older. */
-err_t engine_version_check(struct engine *e, const struct update_options *o, struct err *err) MUST_USE;
+err_t engine_version_check(struct engine *e, const struct update_options *o,
+                           struct err *err) MUST_USE;
 err_t engine_update(struct engine *e, const char *model, const struct update_options *o,
                     struct update_result *res, struct err *err) MUST_USE;
 
@@ -170,11 +177,11 @@ bool engine_session_open(struct engine *e);
  * they can be given too. */
 err_t engine_session_add(struct engine *e, void *bytes, size_t n, const struct update_options *o,
                          struct err *err) MUST_USE;
-err_t engine_session_end(struct engine *e, const struct update_options *o, struct update_result *res,
-                         struct err *err) MUST_USE;
+err_t engine_session_end(struct engine *e, const struct update_options *o,
+                         struct update_result *res, struct err *err) MUST_USE;
 /* Before generation goes on: a session with tensors is ended as above; one without is dropped; none: nothing. */
-err_t engine_session_end_at_continue(struct engine *e, const struct update_options *o, struct update_result *res,
-                                     struct err *err) MUST_USE;
+err_t engine_session_end_at_continue(struct engine *e, const struct update_options *o,
+                                     struct update_result *res, struct err *err) MUST_USE;
 /* Random weights (weight/dummy.h), as an update like any other. */
 err_t engine_update_random(struct engine *e, uint64_t seed, const struct update_options *o,
                            struct update_result *res, struct err *err) MUST_USE;

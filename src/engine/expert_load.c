@@ -28,7 +28,8 @@ static err_t look(void *ctx, struct err *err)
     size_t n = (size_t)c->e->o.config->n_layers * (size_t)c->e->o.config->n_experts;
     if (!l->counts) l->counts = mem_try_array(n, sizeof *l->counts);
     c->out = mem_try_array(n, sizeof *c->out);
-    if (!l->counts || !c->out) return err_set(err, ERR_NOMEM, "no memory to count the tokens of %zu experts", n);
+    if (!l->counts || !c->out)
+        return err_set(err, ERR_NOMEM, "no memory to count the tokens of %zu experts", n);
     memcpy(c->out, l->counts, n * sizeof *c->out);
     l->until = clock_ns() + (int64_t)EXPERT_LOAD_S * 1000000000;
     return OK;
@@ -38,9 +39,12 @@ err_t engine_expert_load(struct engine *e, uint64_t **counts, struct err *err)
 {
     struct call c = {.e = e};
     if (!(model_can(e->o.model) & MODEL_EXPERTS))
-        return err_set(err, ERR_UNSUPPORTED, "this model does not tell which experts its tokens go to");
+        return err_set(err, ERR_UNSUPPORTED,
+                       "this model does not tell which experts its tokens go to");
     err_t rc = engine_between_steps(e, look, &c, err);
-    if (rc == OK) *counts = c.out;
-    else mem_free(c.out);
+    if (rc == OK)
+        *counts = c.out;
+    else
+        mem_free(c.out);
     return rc;
 }

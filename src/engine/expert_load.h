@@ -22,6 +22,7 @@ struct expert_load {
 err_t engine_expert_load(struct engine *e, uint64_t **counts, struct err *err) MUST_USE;
 /* Engine thread: is anybody looking?  Then a step is to tell them. */
 bool expert_load_wanted(const struct expert_load *l);
-void expert_load_count(struct expert_load *l, const struct config *c, const int16_t *ids); /* a token's */
+void expert_load_count(struct expert_load *l, const struct config *c,
+                       const int16_t *ids); /* a token's */
 
 #endif

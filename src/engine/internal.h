@@ -51,7 +51,8 @@ struct msg {
     enum pause_mode mode; /* PAUSE */
     const char *label;    /* RELABEL */
     bool abort_all;
-    int64_t t_sent, t_end; /* t_end: COMMIT, when the drain is over; FLUSH, until when it waits; 0: never */
+    /* t_end: COMMIT, when the drain is over; FLUSH, until when it waits; 0: never */
+    int64_t t_sent, t_end;
     bool answered;
     err_t rc;
     struct err err;
@@ -103,11 +104,11 @@ struct engine {
     /* engine thread */
     struct sched s;
     uint64_t arrivals;
-    struct msg *commit; /* waits for the drain */
+    struct msg *commit;      /* waits for the drain */
     struct routing *routing; /* NULL: not kept */
-    unsigned released;  /* enum memory_tag; this and the next are written under `lock` */
-    bool lost;          /* weights were released and have not come back */
-    struct msg *flush;  /* waits until nothing runs */
+    unsigned released;       /* enum memory_tag; this and the next are written under `lock` */
+    bool lost;               /* weights were released and have not come back */
+    struct msg *flush;       /* waits until nothing runs */
     enum pause_mode paused;
     uint64_t labels; /* how often the label has changed */
     int64_t commits, steps, output_tokens, prompt_tokens, finished, aborted;
@@ -116,9 +117,10 @@ struct engine {
     struct profile profile;
     struct expert_load load;
     struct flight flights[2];
-    struct flight *flying; /* submitted, not collected; NULL: none.  Between two turns there is one at most */
-    bool overlap;          /* a step is left in flight at the end of a turn */
-    int64_t landed;        /* clock_ns: when the last step's tokens had been handed out */
+    /* submitted, not collected; NULL: none.  Between two turns there is one at most */
+    struct flight *flying;
+    bool overlap;   /* a step is left in flight at the end of a turn */
+    int64_t landed; /* clock_ns: when the last step's tokens had been handed out */
 };
 
 /* engine.c */
@@ -154,13 +156,14 @@ struct update_source {
 err_t updates_claim(struct engine *e, unsigned from, enum update_state to, enum update_state *was,
                     struct err *err) MUST_USE;
 void updates_leave(struct engine *e, enum update_state s);
-void updates_enter(struct engine *e, enum update_state s);            /* lock held */
-err_t updates_refuse(const struct engine *e, struct err *err);        /* lock held: why, by the state */
+void updates_enter(struct engine *e, enum update_state s);     /* lock held */
+err_t updates_refuse(const struct engine *e, struct err *err); /* lock held: why, by the state */
 /* Stage and commit.  The state is STAGING, the caller's, who leaves it. */
-err_t updates_run(struct engine *e, const struct update_source *from, const struct update_options *o,
-                  struct update_result *res, struct err *err) MUST_USE;
+err_t updates_run(struct engine *e, const struct update_source *from,
+                  const struct update_options *o, struct update_result *res,
+                  struct err *err) MUST_USE;
 void updates_commit(struct engine *e, struct msg *m); /* engine thread, between two steps */
-void updates_refuse_work(struct engine *e);           /* engine thread: answers all if there are no weights */
+void updates_refuse_work(struct engine *e); /* engine thread: answers all if there are no weights */
 err_t updates_check_weights(const struct engine *e, struct err *err) MUST_USE; /* lock held */
 void updates_release(struct engine *e);
 /* updates_record.c */
@@ -179,7 +182,8 @@ static inline bool memory_held(const struct engine *e)
 err_t memory_refuse(const struct engine *e, struct err *err);
 /* session.c */
 void session_free(struct session *s);
-struct session *session_detach(struct engine *e); /* lock held, which it may give up meanwhile; NULL: none */
+struct session *
+session_detach(struct engine *e); /* lock held, which it may give up meanwhile; NULL: none */
 /* watchdog.c */
 void *watchdog_main(void *arg);
 

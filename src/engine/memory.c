@@ -8,7 +8,8 @@
 static const struct {
     enum memory_tag tag;
     const char *name;
-} tag_names[] = {{MEMORY_WEIGHTS, "weights"}, {MEMORY_KV, "kv_cache"}, {MEMORY_GRAPHS, "cuda_graph"}};
+} tag_names[] = {
+    {MEMORY_WEIGHTS, "weights"}, {MEMORY_KV, "kv_cache"}, {MEMORY_GRAPHS, "cuda_graph"}};
 
 void memory_tags_name(char out[48], unsigned tags)
 {
@@ -24,8 +25,11 @@ err_t memory_refuse(const struct engine *e, struct err *err)
     char names[48];
     memory_tags_name(names, e->released);
     if (*names)
-        return err_set(err, ERR_BUSY, "memory is released (%s): call /resume_memory_occupation", names);
-    return err_set(err, ERR_BUSY, "no valid weights: they were released, and no update of all of them has come since");
+        return err_set(err, ERR_BUSY, "memory is released (%s): call /resume_memory_occupation",
+                       names);
+    return err_set(
+        err, ERR_BUSY,
+        "no valid weights: they were released, and no update of all of them has come since");
 }
 
 struct change {
@@ -36,10 +40,13 @@ struct change {
 static err_t check_idle(const struct engine *e, struct err *err)
 {
     if (e->s.n_running)
-        return err_set(err, ERR_STATE, "memory cannot be released: %d requests hold KV; wait, or abort or retract them",
-                       e->s.n_running);
+        return err_set(
+            err, ERR_STATE,
+            "memory cannot be released: %d requests hold KV; wait, or abort or retract them",
+            e->s.n_running);
     if (e->s.n_waiting && !e->paused)
-        return err_set(err, ERR_STATE, "memory cannot be released: %d requests wait; let them end, or pause",
+        return err_set(err, ERR_STATE,
+                       "memory cannot be released: %d requests wait; let them end, or pause",
                        e->s.n_waiting);
     return OK;
 }
@@ -47,8 +54,10 @@ static err_t check_idle(const struct engine *e, struct err *err)
 static void set_released(struct engine *e, unsigned tag, bool released)
 {
     pthread_mutex_lock(&e->lock);
-    if (released) e->released |= tag;
-    else e->released &= ~tag;
+    if (released)
+        e->released |= tag;
+    else
+        e->released &= ~tag;
     if (tag == MEMORY_WEIGHTS) e->lost = store_lost(e->o.store);
     pthread_mutex_unlock(&e->lock);
 }
@@ -102,13 +111,14 @@ static err_t resume_now(void *ctx, struct err *err)
     return rc;
 }
 
-static err_t change(struct engine *e, unsigned tags, err_t (*now)(void *ctx, struct err *err), const char *what,
-                    struct err *err)
+static err_t change(struct engine *e, unsigned tags, err_t (*now)(void *ctx, struct err *err),
+                    const char *what, struct err *err)
 {
     struct change c = {e, tags};
     char names[48];
     if (!e->o.memory_saver)
-        return err_set(err, ERR_STATE, "memory is not released or resumed by this server: it was started without "
+        return err_set(err, ERR_STATE,
+                       "memory is not released or resumed by this server: it was started without "
                        "--enable-memory-saver");
     err_t rc = engine_between_steps(e, now, &c, err);
     memory_tags_name(names, tags);

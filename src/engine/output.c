@@ -194,7 +194,8 @@ bool output_version(struct seq *q, uint64_t id, const char *version)
     bool ok = true;
     pthread_mutex_lock(&r->lock);
     if (n == 0 || r->spans[n - 1].id != id) {
-        struct version_span *p = mem_retry(r->spans, (size_t)n * sizeof(*p), (size_t)(n + 1) * sizeof(*p));
+        struct version_span *p =
+            mem_retry(r->spans, (size_t)n * sizeof(*p), (size_t)(n + 1) * sizeof(*p));
         if ((ok = p != NULL)) {
             p[n] = (struct version_span){.id = id};
             snprintf(p[n].version, sizeof(p[n].version), "%s", version);

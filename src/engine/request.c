@@ -42,8 +42,10 @@ void request_unref(struct request *r)
     mem_free(r->bias_ids);
     mem_free(r->bias);
     mem_free(r->stop_ids);
-    for (int32_t i = 0; r->stops && i < r->n_stops + r->n_regexes; i++) mem_free(r->stops[i]);
-    for (int32_t i = 0; i < r->n_regexes; i++) stop_regex_free(r->regexes[i]);
+    for (int32_t i = 0; r->stops && i < r->n_stops + r->n_regexes; i++)
+        mem_free(r->stops[i]);
+    for (int32_t i = 0; i < r->n_regexes; i++)
+        stop_regex_free(r->regexes[i]);
     mem_free(r->regexes);
     mem_free(r->stops);
     mem_free(r->stop_bytes);

@@ -28,7 +28,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-typedef enum { FINISH_NONE, FINISH_STOP_ID, FINISH_STOP_STRING, FINISH_LENGTH, FINISH_ABORT } finish_t;
+typedef enum {
+    FINISH_NONE,
+    FINISH_STOP_ID,
+    FINISH_STOP_STRING,
+    FINISH_LENGTH,
+    FINISH_ABORT
+} finish_t;
 
 struct top_row { /* the top logprobs of one position */
     int32_t n;
@@ -49,33 +55,35 @@ struct request {
     char rid[128];
     int32_t *prompt;
     int32_t n_prompt;
-    struct sample_params sp;      /* seed already drawn if the client gave none */
-    int32_t *bias_ids;            /* owned; sp.bias_ids points here */
+    struct sample_params sp; /* seed already drawn if the client gave none */
+    int32_t *bias_ids;       /* owned; sp.bias_ids points here */
     float *bias;
-    int32_t max_new_tokens;       /* already capped to the context; 0: prefill only */
+    int32_t max_new_tokens; /* already capped to the context; 0: prefill only */
     int32_t min_new_tokens;
-    int32_t *stop_ids;            /* explicit stop_token_ids */
+    int32_t *stop_ids; /* explicit stop_token_ids */
     int32_t n_stop_ids;
-    char **stops;                 /* stop strings, not empty */
+    char **stops; /* stop strings, not empty */
     size_t *stop_bytes;
     int32_t n_stops;
-    struct stop_regex **regexes;  /* [n_regexes]; their patterns follow the stop strings in `stops` */
+    /* [n_regexes]; their patterns follow the stop strings in `stops` */
+    struct stop_regex **regexes;
     int32_t n_regexes;
     bool ignore_eos, skip_special, no_stop_trim;
     bool want_logprobs;
-    int32_t logprob_start;        /* -1: no prompt logprobs; else first prompt position */
+    int32_t logprob_start; /* -1: no prompt logprobs; else first prompt position */
     int32_t n_top;
-    int32_t *of;                  /* [n_of] ids whose logprobs are wanted at every position */
+    int32_t *of; /* [n_of] ids whose logprobs are wanted at every position */
     int32_t n_of;
-    bool want_kept;               /* ids that the filters left at each output position (sample.h) */
+    bool want_kept; /* ids that the filters left at each output position (sample.h) */
     int32_t priority;
-    int32_t stream_interval;      /* the server's: tokens from one frame of a stream to the next */
-    char *extra_key;              /* namespaces the prefix cache; NULL: none */
-    struct grammar *grammar;      /* owned reference; what the output must be; NULL: anything.  Then ignore_eos is
-                                   * false: where the grammar is whole the output may end */
+    int32_t stream_interval; /* the server's: tokens from one frame of a stream to the next */
+    char *extra_key;         /* namespaces the prefix cache; NULL: none */
+    /* owned reference; what the output must be; NULL: anything.  Then ignore_eos is false: where
+       the grammar is whole the output may end */
+    struct grammar *grammar;
     bool want_experts;
-    int32_t experts_start;        /* position of the first row wanted */
-    int16_t *forced;              /* [n_forced][layers][top_k]: experts of the prompt's first tokens */
+    int32_t experts_start; /* position of the first row wanted */
+    int16_t *forced;       /* [n_forced][layers][top_k]: experts of the prompt's first tokens */
     int32_t n_forced;
     void (*notify)(void *ctx);
     void *ctx;
@@ -84,28 +92,29 @@ struct request {
     pthread_mutex_t lock;
     int32_t *output_ids;
     float *output_logprobs;
-    struct top_row *output_top;   /* if n_top */
-    float *output_of;             /* [n_output][n_of] */
-    struct buf kept, kept_ends;   /* int32: ids of all positions, and where each position's end in them */
+    struct top_row *output_top; /* if n_top */
+    float *output_of;           /* [n_output][n_of] */
+    /* int32: ids of all positions, and where each position's end in them */
+    struct buf kept, kept_ends;
     int32_t n_output;
-    float *prompt_logprobs;       /* [n_prompt - logprob_start], complete when prompt_done */
+    float *prompt_logprobs; /* [n_prompt - logprob_start], complete when prompt_done */
     struct top_row *prompt_top;
-    float *prompt_of;             /* [n_prompt - logprob_start][n_of] */
+    float *prompt_of; /* [n_prompt - logprob_start][n_of] */
     bool prompt_done;
     struct buf text;
     size_t text_sent;
-    bool has_experts;             /* when done: asked for, and all rows were there */
-    int32_t n_expert_rows;        /* n_prompt + n_output - 1 - experts_start, at least 0 */
-    uint8_t *experts;             /* rows of routing.h */
+    bool has_experts;      /* when done: asked for, and all rows were there */
+    int32_t n_expert_rows; /* n_prompt + n_output - 1 - experts_start, at least 0 */
+    uint8_t *experts;      /* rows of routing.h */
     bool done;
     finish_t finish;
-    int32_t matched_id;           /* FINISH_STOP_ID */
-    int32_t matched_stop;         /* FINISH_STOP_STRING: index into stops (a pattern: n_stops and above) */
-    char finish_message[256];     /* FINISH_ABORT */
-    int finish_status;            /* FINISH_ABORT: 0, or an HTTP status the request failed with */
+    int32_t matched_id;   /* FINISH_STOP_ID */
+    int32_t matched_stop; /* FINISH_STOP_STRING: index into stops (a pattern: n_stops and above) */
+    char finish_message[256]; /* FINISH_ABORT */
+    int finish_status;        /* FINISH_ABORT: 0, or an HTTP status the request failed with */
     int32_t cached_tokens, num_retractions, n_chunks; /* n_chunks: prefill pieces */
-    char weight_version[128];     /* at completion */
-    struct version_span *spans;   /* of output_ids, in order; the n add up to n_output */
+    char weight_version[128];                         /* at completion */
+    struct version_span *spans; /* of output_ids, in order; the n add up to n_output */
     int32_t n_spans;
     int64_t t_submit, t_admit, t_first, t_end; /* clock_ns; t_admit: first admission, 0: never */
 
@@ -113,10 +122,10 @@ struct request {
     _Atomic int refs;
     struct seq *seq;
     struct detok detok;
-    struct request *next;         /* inbox */
+    struct request *next; /* inbox */
 };
 
-struct request *request_new(void);          /* zeroed but: lock, refs 1, neutral sp; NULL: no memory */
+struct request *request_new(void); /* zeroed but: lock, refs 1, neutral sp; NULL: no memory */
 void request_ref(struct request *r);
 void request_unref(struct request *r);
 

@@ -4,7 +4,8 @@
 #include "base/mem.h"
 #include <string.h>
 
-#define LOOK_AHEAD 32 /* waiting requests passed over per step because a prefix of theirs is coming */
+#define LOOK_AHEAD \
+    32 /* waiting requests passed over per step because a prefix of theirs is coming */
 
 static int32_t pages_for(const struct sched *s, int64_t tokens)
 {
@@ -28,13 +29,18 @@ void sched_queue(struct sched *s, struct seq *q)
 {
     struct seq *next = NULL;
     if (s->tail && before(q, s->tail))
-        for (next = s->head; before(next, q);) next = next->next;
+        for (next = s->head; before(next, q);)
+            next = next->next;
     q->next = next;
     q->prev = next ? next->prev : s->tail;
-    if (q->prev) q->prev->next = q;
-    else s->head = q;
-    if (next) next->prev = q;
-    else s->tail = q;
+    if (q->prev)
+        q->prev->next = q;
+    else
+        s->head = q;
+    if (next)
+        next->prev = q;
+    else
+        s->tail = q;
     q->queued = true;
     s->n_waiting++;
     s->n_retracted += q->admitted;
@@ -43,10 +49,14 @@ void sched_queue(struct sched *s, struct seq *q)
 
 void sched_unqueue(struct sched *s, struct seq *q)
 {
-    if (q->prev) q->prev->next = q->next;
-    else s->head = q->next;
-    if (q->next) q->next->prev = q->prev;
-    else s->tail = q->prev;
+    if (q->prev)
+        q->prev->next = q->next;
+    else
+        s->head = q->next;
+    if (q->next)
+        q->next->prev = q->prev;
+    else
+        s->tail = q->prev;
     q->prev = q->next = NULL;
     q->queued = false;
     s->n_waiting--;
@@ -113,7 +123,8 @@ static int64_t pages_promised(const struct sched *s)
 static int64_t prefill_pending(const struct sched *s)
 {
     int64_t n = 0;
-    for (int32_t i = 0; i < s->n_running; i++) n += seq_todo(s->running[i]);
+    for (int32_t i = 0; i < s->n_running; i++)
+        n += seq_todo(s->running[i]);
     return n;
 }
 
@@ -135,7 +146,8 @@ static admit_t admit_one(struct sched *s, struct seq *q, uint64_t epoch)
         radix_unlock(s->tree, node);
         return FULL;
     }
-    for (int32_t i = 0; i < n_hit; i++) pages_ref(s->pages, q->pages[i]);
+    for (int32_t i = 0; i < n_hit; i++)
+        pages_ref(s->pages, q->pages[i]);
     q->n_pages = q->in_tree = n_hit;
     q->node = node;
     q->computed = q->ready = n_hit * s->page_tokens;
@@ -157,7 +169,8 @@ static admit_t admit_one(struct sched *s, struct seq *q, uint64_t epoch)
 struct seq *sched_first(const struct sched *s)
 {
     struct seq *q = s->head;
-    while (q && s->draining && !q->admitted) q = q->next;
+    while (q && s->draining && !q->admitted)
+        q = q->next;
     return q;
 }
 
@@ -172,8 +185,10 @@ void sched_admit(struct sched *s, uint64_t epoch)
         if (s->n_running >= s->max_running || pending >= s->max_step) return;
         admit_t a = admit_one(s, q, epoch);
         if (a == FULL) return;
-        if (a == LATER) passed++;
-        else pending += q->n_ids - q->computed;
+        if (a == LATER)
+            passed++;
+        else
+            pending += q->n_ids - q->computed;
     }
 }
 
@@ -207,7 +222,8 @@ void sched_release(struct sched *s, struct seq *q)
         s->n_running--;
         break;
     }
-    for (int32_t i = 0; i < q->n_pages; i++) pages_unref(s->pages, q->pages[i]);
+    for (int32_t i = 0; i < q->n_pages; i++)
+        pages_unref(s->pages, q->pages[i]);
     radix_unlock(s->tree, q->node);
     q->node = NULL;
     q->n_pages = q->in_tree = q->computed = q->ready = q->ahead = q->plan = 0;
@@ -226,7 +242,8 @@ void sched_retract(struct sched *s, struct seq *q)
 
 void sched_retract_all(struct sched *s)
 {
-    while (s->n_running > 0) sched_retract(s, s->running[s->n_running - 1]);
+    while (s->n_running > 0)
+        sched_retract(s, s->running[s->n_running - 1]);
 }
 
 void sched_keep_all(struct sched *s)
@@ -247,7 +264,8 @@ void sched_keep_all(struct sched *s)
 static int32_t take_page(struct sched *s)
 {
     int32_t page = pages_take(s->pages);
-    while (page < 0 && radix_evict(s->tree)) page = pages_take(s->pages);
+    while (page < 0 && radix_evict(s->tree))
+        page = pages_take(s->pages);
     return page;
 }
 
@@ -294,7 +312,8 @@ static int32_t plan_pass(struct sched *s, int32_t left, bool decode, bool may_re
         }
         q->plan = n;
         left -= n; /* a planned victim's tokens are not given out again in this step */
-        while (i >= 0 && (i >= s->n_running || s->running[i] != q)) i--;
+        while (i >= 0 && (i >= s->n_running || s->running[i] != q))
+            i--;
     }
     return left;
 }
@@ -302,11 +321,13 @@ static int32_t plan_pass(struct sched *s, int32_t left, bool decode, bool may_re
 int32_t sched_plan(struct sched *s, bool may_retract)
 {
     int32_t total = 0;
-    for (int32_t i = 0; i < s->n_running; i++) s->running[i]->plan = 0;
+    for (int32_t i = 0; i < s->n_running; i++)
+        s->running[i]->plan = 0;
     int32_t left = plan_pass(s, s->max_step, true, may_retract);
     if (left >= 0) left = plan_pass(s, left, false, may_retract);
     if (left < 0) return -1;
-    for (int32_t i = 0; i < s->n_running; i++) total += s->running[i]->plan;
+    for (int32_t i = 0; i < s->n_running; i++)
+        total += s->running[i]->plan;
     return total;
 }
 
@@ -315,7 +336,8 @@ err_t sched_check(const struct sched *s, struct err *e)
     int32_t *refs = mem_try_array((size_t)pages_total(s->pages), sizeof(int32_t));
     if (!refs) return err_set(e, ERR_NOMEM, "no memory for the page check");
     for (int32_t i = 0; i < s->n_running; i++)
-        for (int32_t k = 0; k < s->running[i]->n_pages; k++) refs[s->running[i]->pages[k]]++;
+        for (int32_t k = 0; k < s->running[i]->n_pages; k++)
+            refs[s->running[i]->pages[k]]++;
     err_t rc = radix_check(s->tree, refs, e);
     if (rc == OK) rc = pages_check(s->pages, refs, e);
     mem_free(refs);

@@ -25,11 +25,12 @@ struct seq {
     int32_t *ids;            /* prompt, then outputs */
     int32_t n_ids, cap_ids;
     int32_t n_prompt;
-    int32_t max_new;         /* capped to pool and context */
-    int32_t computed;        /* tokens with KV, or in a step in flight */
-    int32_t ready;           /* tokens with KV, of collected steps */
-    int32_t ahead;           /* ids that steps in flight draw: they follow those of n_ids */
-    struct flight *flight;   /* the last step it was in, its place there, the row that draws its next id */
+    int32_t max_new;  /* capped to pool and context */
+    int32_t computed; /* tokens with KV, or in a step in flight */
+    int32_t ready;    /* tokens with KV, of collected steps */
+    int32_t ahead;    /* ids that steps in flight draw: they follow those of n_ids */
+    /* the last step it was in, its place there, the row that draws its next id */
+    struct flight *flight;
     int32_t place, row;
     int32_t *pages;
     int32_t n_pages, cap_pages;
@@ -58,11 +59,11 @@ struct sched {
     struct radix *tree;
     int32_t page_tokens, max_running, chunk, max_step;
     bool no_cache;
-    bool draining;           /* only what has begun is admitted (an update waits) */
-    struct seq *head, *tail; /* waiting */
+    bool draining;                  /* only what has begun is admitted (an update waits) */
+    struct seq *head, *tail;        /* waiting */
     int32_t n_waiting, n_retracted; /* retracted: those of them that have run before */
-    int64_t waiting_tokens;  /* ids of those that wait */
-    struct seq **running;    /* [max_running] */
+    int64_t waiting_tokens;         /* ids of those that wait */
+    struct seq **running;           /* [max_running] */
     int32_t n_running;
     int64_t retractions, cached_tokens;
 };

@@ -24,8 +24,9 @@ void session_free(struct session *s)
     mem_free(s);
 }
 
-static err_t update_from_buckets(struct engine *e, const struct buckets *b, const struct update_options *o,
-                                 struct update_result *res, struct err *err)
+static err_t update_from_buckets(struct engine *e, const struct buckets *b,
+                                 const struct update_options *o, struct update_result *res,
+                                 struct err *err)
 {
     const struct update_source from = {.name = "tensors", .buckets = b};
     return updates_run(e, &from, o, res, err);
@@ -90,8 +91,10 @@ static err_t check_begin(const struct engine *e, bool restart, struct err *err)
     if (e->updates.state == UPDATE_IDLE) return OK;
     if (!e->session) return updates_refuse(e, err);
     if (restart) return OK;
-    return err_set(err, ERR_STATE, "a session is open already, with %zu tensors: end it, discard it, or send "
-                   "\"restart\": true", e->session->b.n_tensors);
+    return err_set(err, ERR_STATE,
+                   "a session is open already, with %zu tensors: end it, discard it, or send "
+                   "\"restart\": true",
+                   e->session->b.n_tensors);
 }
 
 err_t engine_session_begin(struct engine *e, bool restart, struct err *err)
@@ -125,8 +128,10 @@ static err_t session_enter(struct engine *e, struct session **out, struct err *e
     err_t rc = OK;
     pthread_mutex_lock(&e->lock);
     wait_adds(e);
-    if (e->stopping) rc = err_set(err, ERR_STATE, "the engine is stopping");
-    else if (!e->session) rc = no_session(err);
+    if (e->stopping)
+        rc = err_set(err, ERR_STATE, "the engine is stopping");
+    else if (!e->session)
+        rc = no_session(err);
     else {
         *out = e->session;
         e->session->busy = true;
@@ -145,7 +150,8 @@ static void session_leave(struct engine *e, struct session *s)
     pthread_mutex_unlock(&e->lock);
 }
 
-err_t engine_session_add(struct engine *e, void *bytes, size_t n, const struct update_options *o, struct err *err)
+err_t engine_session_add(struct engine *e, void *bytes, size_t n, const struct update_options *o,
+                         struct err *err)
 {
     struct session *s = NULL;
     char *version = o->weight_version ? mem_dup(o->weight_version) : NULL;
@@ -183,8 +189,10 @@ static err_t session_take(struct engine *e, struct session **out, struct err *er
 {
     err_t rc = OK;
     pthread_mutex_lock(&e->lock);
-    if (e->stopping) rc = err_set(err, ERR_STATE, "the engine is stopping");
-    else if (!(*out = session_detach(e))) rc = no_session(err);
+    if (e->stopping)
+        rc = err_set(err, ERR_STATE, "the engine is stopping");
+    else if (!(*out = session_detach(e)))
+        rc = no_session(err);
     else {
         updates_enter(e, UPDATE_STAGING);
         atomic_store(&e->updates.progress.cancel, false);
@@ -194,8 +202,8 @@ static err_t session_take(struct engine *e, struct session **out, struct err *er
     return rc;
 }
 
-err_t engine_session_end(struct engine *e, const struct update_options *o, struct update_result *res,
-                         struct err *err)
+err_t engine_session_end(struct engine *e, const struct update_options *o,
+                         struct update_result *res, struct err *err)
 {
     struct session *s = NULL;
     struct update_options all = *o;
@@ -203,15 +211,17 @@ err_t engine_session_end(struct engine *e, const struct update_options *o, struc
     if (rc != OK) return rc;
     if (!all.weight_version) all.weight_version = s->weight_version;
     if (s->abort_all) all.in_flight = IN_FLIGHT_ABORT;
-    if (s->b.n == 0) rc = err_set(err, ERR_STATE, "the session has no tensors");
-    else rc = update_from_buckets(e, &s->b, &all, res, err);
+    if (s->b.n == 0)
+        rc = err_set(err, ERR_STATE, "the session has no tensors");
+    else
+        rc = update_from_buckets(e, &s->b, &all, res, err);
     session_free(s);
     updates_leave(e, UPDATE_IDLE);
     return rc;
 }
 
-err_t engine_session_end_at_continue(struct engine *e, const struct update_options *o, struct update_result *res,
-                                     struct err *err)
+err_t engine_session_end_at_continue(struct engine *e, const struct update_options *o,
+                                     struct update_result *res, struct err *err)
 {
     struct session *empty = NULL;
     pthread_mutex_lock(&e->lock);

@@ -22,8 +22,8 @@ static err_t check_asked(const struct engine *e, const struct request *r, struct
                            model_isa(e->o.model));
     for (int32_t i = 0; i < r->n_of; i++)
         if (r->of[i] < 0 || r->of[i] >= e->o.config->vocab_size)
-            return err_set(err, ERR_INPUT, "token_ids_logprob[%d]: %d is not in [0, %d)", i, r->of[i],
-                           e->o.config->vocab_size);
+            return err_set(err, ERR_INPUT, "token_ids_logprob[%d]: %d is not in [0, %d)", i,
+                           r->of[i], e->o.config->vocab_size);
     return OK;
 }
 
@@ -45,8 +45,10 @@ static err_t check_request(const struct engine *e, const struct request *r, stru
                        "the prompt of %d tokens can never fit: the KV pool holds %lld tokens, the "
                        "context %d",
                        r->n_prompt, (long long)e->o.n_kv_pages * KV_PAGE, e->o.context_len);
-    if (r->experts_start < 0 || r->experts_start > r->n_prompt || r->n_forced < 0 || r->n_forced > r->n_prompt)
-        return err_set(err, ERR_INPUT, "experts from %d on, or given for %d tokens: the prompt has %d",
+    if (r->experts_start < 0 || r->experts_start > r->n_prompt || r->n_forced < 0 ||
+        r->n_forced > r->n_prompt)
+        return err_set(err, ERR_INPUT,
+                       "experts from %d on, or given for %d tokens: the prompt has %d",
                        r->experts_start, r->n_forced, r->n_prompt);
     if (!e->o.tokenizer && r->n_stops + r->n_regexes > 0)
         return err_set(err, ERR_INPUT, "stop: stop strings need a tokenizer");
@@ -88,13 +90,16 @@ static err_t enter(struct engine *e, struct request *r, struct msg *m, struct ri
 {
     err_t rc = OK;
     pthread_mutex_lock(&e->lock);
-    if (e->stopping) rc = err_set(err, ERR_STATE, "the server is shutting down");
-    else if (memory_held(e)) rc = memory_refuse(e, err);
+    if (e->stopping)
+        rc = err_set(err, ERR_STATE, "the server is shutting down");
+    else if (memory_held(e))
+        rc = memory_refuse(e, err);
     else if (rid_known(e, r->rid))
         rc = err_set(err, ERR_INPUT, "Duplicate request ID detected: %s", r->rid);
     else if (updates_check_weights(e, err) != OK)
         rc = ERR_BUSY;
-    else if (e->o.max_queued > 0 && e->in_flight - e->stats.running - e->stats.retracted >= e->o.max_queued)
+    else if (e->o.max_queued > 0 &&
+             e->in_flight - e->stats.running - e->stats.retracted >= e->o.max_queued)
         rc = err_set(err, ERR_BUSY, "the queue is full: %d requests wait", e->o.max_queued);
     if (rc == OK) {
         request_ref(r);
@@ -117,7 +122,8 @@ err_t engine_submit(struct engine *e, struct request *r, struct err *err)
     struct rid_entry *x = mem_try(sizeof(*x));
     r->t_submit = clock_ns();
     r->seq = q;
-    if (!q || !m || !x || !fill_seq(e, q, r)) rc = err_set(err, ERR_NOMEM, "no memory for the request");
+    if (!q || !m || !x || !fill_seq(e, q, r))
+        rc = err_set(err, ERR_NOMEM, "no memory for the request");
     if (rc == OK) rc = enter(e, r, m, x, err);
     if (rc != OK) {
         r->seq = NULL;

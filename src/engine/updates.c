@@ -12,9 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOADER_NICE   10 /* about a tenth of a core that steps want too */
-#define LOADERS_MOST  8
-#define NO_WEIGHTS    "no valid weights: an update in place failed half-way; update again"
+#define LOADER_NICE  10 /* about a tenth of a core that steps want too */
+#define LOADERS_MOST 8
+#define NO_WEIGHTS   "no valid weights: an update in place failed half-way; update again"
 
 static int loader_threads(const struct engine *e, const struct update_options *o)
 {
@@ -39,8 +39,9 @@ err_t updates_refuse(const struct engine *e, struct err *err) /* lock held */
     if (e->stopping) return err_set(err, ERR_STATE, "the engine is stopping");
     if (u->state == UPDATE_IDLE) return err_set(err, ERR_STATE, "no weights are staged");
     if (u->state == UPDATE_SESSION)
-        return err_set(err, ERR_STATE,
-                       "another weight update is in progress: a session of /begin_weight_update is open");
+        return err_set(
+            err, ERR_STATE,
+            "another weight update is in progress: a session of /begin_weight_update is open");
     if (u->state == UPDATE_STAGED)
         return err_set(err, ERR_STATE, "%s is staged: commit or discard it first", u->now.source);
     return err_set(err, ERR_STATE, "another weight update is in progress: %s is %s", u->now.source,
@@ -48,7 +49,7 @@ err_t updates_refuse(const struct engine *e, struct err *err) /* lock held */
 }
 
 err_t updates_claim(struct engine *e, unsigned from, enum update_state to, enum update_state *was,
-                   struct err *err)
+                    struct err *err)
 {
     err_t rc = OK;
     pthread_mutex_lock(&e->lock);
@@ -111,10 +112,12 @@ static err_t check_folder(struct engine *e, const char *model, struct err *err)
     return rc == OK ? config_same_forward(e->o.config, &next, err) : rc;
 }
 
-static err_t read_random(struct engine *e, struct update *u, uint64_t seed, int threads, struct err *err)
+static err_t read_random(struct engine *e, struct update *u, uint64_t seed, int threads,
+                         struct err *err)
 {
     if (e->o.in_place) /* which reads twice */
-        return err_set(err, ERR_STATE, "random weights need memory for a second generation (--update-staging)");
+        return err_set(err, ERR_STATE,
+                       "random weights need memory for a second generation (--update-staging)");
     return dummy_stage(u, seed, threads, &e->updates.progress, err);
 }
 
@@ -145,8 +148,8 @@ static err_t read_source(struct staging *s, struct err *err)
 }
 
 /* The state is STAGING, the caller's. */
-static err_t stage(struct engine *e, const struct update_source *from, const struct update_options *o,
-                   struct err *err)
+static err_t stage(struct engine *e, const struct update_source *from,
+                   const struct update_options *o, struct err *err)
 {
     struct updates *us = &e->updates;
     struct staging s = {.e = e, .from = from, .o = o};
@@ -196,7 +199,8 @@ err_t engine_stage(struct engine *e, const char *model, const struct update_opti
     enum update_state was;
     err_t rc = engine_version_check(e, o, err);
     if (rc == OK)
-        rc = updates_claim(e, STATE_BIT(UPDATE_IDLE) | STATE_BIT(UPDATE_STAGED), UPDATE_STAGING, &was, err);
+        rc = updates_claim(e, STATE_BIT(UPDATE_IDLE) | STATE_BIT(UPDATE_STAGED), UPDATE_STAGING,
+                           &was, err);
     if (rc != OK) return rc;
     bool again = was == UPDATE_STAGED;
     const struct update_source from = {.name = model, .path = model};
@@ -344,7 +348,8 @@ err_t engine_update(struct engine *e, const char *model, const struct update_opt
     enum update_state was;
     err_t rc = engine_version_check(e, o, err);
     if (rc == OK)
-        rc = updates_claim(e, STATE_BIT(UPDATE_IDLE) | STATE_BIT(UPDATE_STAGED), UPDATE_STAGING, &was, err);
+        rc = updates_claim(e, STATE_BIT(UPDATE_IDLE) | STATE_BIT(UPDATE_STAGED), UPDATE_STAGING,
+                           &was, err);
     if (rc != OK) return rc;
     bool ready = was == UPDATE_STAGED && is_staged(e, model, o);
     if (was == UPDATE_STAGED && !ready) {
@@ -363,8 +368,8 @@ err_t engine_update(struct engine *e, const char *model, const struct update_opt
     return rc;
 }
 
-err_t updates_run(struct engine *e, const struct update_source *from, const struct update_options *o,
-                  struct update_result *res, struct err *err)
+err_t updates_run(struct engine *e, const struct update_source *from,
+                  const struct update_options *o, struct update_result *res, struct err *err)
 {
     err_t rc = engine_version_check(e, o, err);
     if (rc == OK) rc = stage(e, from, o, err);

@@ -46,13 +46,13 @@ enum update_state {
     UPDATE_STAGED,
     UPDATE_DRAINING,
     UPDATE_COMMITTING,
-    UPDATE_SESSION, /* tensors come in buckets (engine.h, engine_session_begin) */
+    UPDATE_SESSION,   /* tensors come in buckets (engine.h, engine_session_begin) */
     UPDATE_NO_WEIGHTS /* as a name: idle, without valid weights */
 };
 const char *update_state_name(enum update_state s);
 
 struct update_record {
-    char source[1024]; /* as the caller gave it */
+    char source[1024];                    /* as the caller gave it */
     char version[WEIGHT_VERSION_MAX + 1]; /* "": unchanged */
     char caller[64];
     char outcome[16]; /* one of update_outcomes; "" while open */
@@ -65,7 +65,8 @@ struct update_record {
 
 /* Of all updates that ended.  Any thread may read it at any time. */
 #define UPDATE_OUTCOMES 6
-extern const char *const update_outcomes[UPDATE_OUTCOMES]; /* committed, discarded, replaced, cancelled, failed, ruined */
+/* committed, discarded, replaced, cancelled, failed, ruined */
+extern const char *const update_outcomes[UPDATE_OUTCOMES];
 struct update_totals {
     _Atomic uint64_t ended[UPDATE_OUTCOMES];
     struct histogram stage;       /* of those that were staged */

@@ -9,9 +9,12 @@
 #include <time.h>
 
 static const char *const state_names[] = {
-    [UPDATE_IDLE] = "idle",           [UPDATE_STAGING] = "staging",
-    [UPDATE_STAGED] = "staged",       [UPDATE_DRAINING] = "draining",
-    [UPDATE_COMMITTING] = "committing", [UPDATE_SESSION] = "session",
+    [UPDATE_IDLE] = "idle",
+    [UPDATE_STAGING] = "staging",
+    [UPDATE_STAGED] = "staged",
+    [UPDATE_DRAINING] = "draining",
+    [UPDATE_COMMITTING] = "committing",
+    [UPDATE_SESSION] = "session",
     [UPDATE_NO_WEIGHTS] = "no_valid_weights",
 };
 
@@ -54,7 +57,8 @@ void record_committed(struct engine *e, const struct update_result *res,
     pthread_mutex_unlock(&e->lock);
 }
 
-const char *const update_outcomes[UPDATE_OUTCOMES] = {"committed", "discarded", "replaced", "cancelled", "failed", "ruined"};
+const char *const update_outcomes[UPDATE_OUTCOMES] = {"committed", "discarded", "replaced",
+                                                      "cancelled", "failed",    "ruined"};
 
 static void count(struct update_totals *t, const struct update_record *r, bool folder)
 {

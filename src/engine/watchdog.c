@@ -34,7 +34,8 @@ static void answer_all(struct engine *e)
             all[n++] = x->r;
         }
     pthread_mutex_unlock(&e->lock);
-    for (int32_t i = 0; i < n; i++) answer(all[i]);
+    for (int32_t i = 0; i < n; i++)
+        answer(all[i]);
 }
 
 void *watchdog_main(void *arg)

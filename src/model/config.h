@@ -27,9 +27,9 @@ struct config {
     int32_t max_positions;
     float rms_norm_eps, rope_theta;
     bool norm_topk_prob, tie_word_embeddings;
-    bool
-        dense[CONFIG_MAX_LAYERS]; /* layer has a dense MLP (mlp_only_layers, decoder_sparse_step) */
-    int32_t eos[CONFIG_MAX_EOS];  /* union of config.json and generation_config.json */
+    /* layer has a dense MLP (mlp_only_layers, decoder_sparse_step) */
+    bool dense[CONFIG_MAX_LAYERS];
+    int32_t eos[CONFIG_MAX_EOS]; /* union of config.json and generation_config.json */
     int n_eos;
     /* generation_config.json; NaN or -1 where absent */
     float gen_temperature, gen_top_p, gen_min_p, gen_repetition_penalty;

@@ -247,18 +247,18 @@ static bool get_buffers(struct cpu_model *m)
            get(&m->h, n, inner, f) && get(&m->logits, ROW_CHUNK, vocab, f) &&
            get(&m->scratch, ROW_CHUNK, vocab, f) && get(&m->scratch_ids, ROW_CHUNK, vocab, 4) &&
            get(&m->fixed, rows, blocks, sizeof(struct fixed)) &&
-           get(&m->drawn, (size_t)m->cap_drawn, 1, 4) &&
-           get_kv(m) && get(&m->cos, (size_t)m->n_angles, (size_t)c->head_dim / 2, f) &&
+           get(&m->drawn, (size_t)m->cap_drawn, 1, 4) && get_kv(m) &&
+           get(&m->cos, (size_t)m->n_angles, (size_t)c->head_dim / 2, f) &&
            get(&m->sin, (size_t)m->n_angles, (size_t)c->head_dim / 2, f);
 }
 
 static void cpu_free(struct model *base)
 {
     struct cpu_model *m = (struct cpu_model *)base;
-    void *all[] = {m->cos, m->sin,   m->x,         m->a,      m->q,
-                   m->o,   m->k,     m->v,         m->y,      m->router,  m->packed,
-                   m->h,   m->act_a, m->act_scale, m->logits, m->scratch, m->scratch_ids,
-                   m->fixed, m->drawn};
+    void *all[] = {m->cos,     m->sin,         m->x,     m->a,         m->q,
+                   m->o,       m->k,           m->v,     m->y,         m->router,
+                   m->packed,  m->h,           m->act_a, m->act_scale, m->logits,
+                   m->scratch, m->scratch_ids, m->fixed, m->drawn};
     if (m->kv) pages_release(m->kv, kv_bytes(m));
     moe_op_free(m->moe);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)

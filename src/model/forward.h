@@ -26,13 +26,13 @@ struct cpu_model {
     int32_t n_angles; /* positions in the tables */
     float *cos, *sin; /* [n_angles][head_dim / 2] */
     kv_type_t kv_type;
-    uint8_t *kv;      /* [layer][K, V][page][kv head], a page of backend/kv.h each */
-    float *x;         /* residual stream, [slice][hidden] */
-    float *a;         /* normed GEMM input, [slice][hidden] */
-    float *q, *o;     /* [slice][n_heads * head_dim] */
-    float *k, *v;     /* [slice][n_kv_heads * head_dim] */
-    float *y;         /* a GEMM's output to be added to x, [slice][hidden] */
-    float *router;    /* [slice][n_experts] */
+    uint8_t *kv;   /* [layer][K, V][page][kv head], a page of backend/kv.h each */
+    float *x;      /* residual stream, [slice][hidden] */
+    float *a;      /* normed GEMM input, [slice][hidden] */
+    float *q, *o;  /* [slice][n_heads * head_dim] */
+    float *k, *v;  /* [slice][n_kv_heads * head_dim] */
+    float *y;      /* a GEMM's output to be added to x, [slice][hidden] */
+    float *router; /* [slice][n_experts] */
     struct moe_op *moe;
     bool routed;              /* choices go through the packed form */
     int32_t *packed;          /* [slice][top_k] */

@@ -138,7 +138,8 @@ int32_t moult_moe_create(moult_moe **out, const moult_moe_config *config, moult_
     if (rc != OK) return api_return(err, rc, &e);
     struct moult_moe *m = mem_alloc(sizeof *m);
     rc = fill(m, &c, &e);
-    if (rc == OK) rc = c.device == MOULT_DEVICE_CUDA ? gpu_create(m, &c, &e) : cpu_create(m, &c, &e);
+    if (rc == OK)
+        rc = c.device == MOULT_DEVICE_CUDA ? gpu_create(m, &c, &e) : cpu_create(m, &c, &e);
     if (rc == OK)
         *out = m;
     else

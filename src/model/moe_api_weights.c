@@ -71,7 +71,7 @@ static void *gather(const void *from, size_t first, size_t rows, size_t row_byte
 }
 
 err_t api_find(struct api_source *s, const struct moult_moe *m, const moult_moe_weights *w,
-                  int32_t x, int which, struct err *e)
+               int32_t x, int which, struct err *e)
 {
     bool fused = w->arrangement != MOULT_GATE_AND_UP && which != MOE_DOWN;
     const moult_matrices *from = which == MOE_DOWN            ? &w->down
@@ -87,7 +87,7 @@ err_t api_find(struct api_source *s, const struct moult_moe *m, const moult_moe_
     const char *d = (const char *)from->data + i * data;
     const char *c = from->scale ? (const char *)from->scale + i * scale : NULL;
     *s = (struct api_source){.p = {f, rows, cols, d, c, 1.0f},
-                         .input = from->input_scale ? from->input_scale[index] : NAN};
+                             .input = from->input_scale ? from->input_scale[index] : NAN};
     if (from->tensor_scale) s->p.tensor = from->tensor_scale[index];
     if (!fused) return OK;
     bool by_row = c && formats[f].group_rows > 0;
@@ -239,7 +239,7 @@ static bool copy_pair(struct moe_set *s, const moult_moe_weights *w, size_t expe
 }
 
 err_t api_copy_vectors(const struct moult_moe *m, const moult_moe_weights *w, struct moe_set *s,
-                          struct err *e)
+                       struct err *e)
 {
     size_t n = (size_t)m->shape.n_local, hidden = (size_t)m->shape.hidden;
     if (w->up_bias && w->arrangement != MOULT_GATE_AND_UP && w->arrangement != MOULT_RESIDENT)

@@ -10,10 +10,10 @@ enum { BLOCK_PANELS = 4, BLOCK = BLOCK_PANELS * PANEL_ROWS, BLOCK_ROWS = GEMM_RO
 
 /* Rows that GEMMs read: as they are, and rounded for quantized matrices. */
 struct rows {
-    const float *plain; /* [rows][cols] */
-    float *act;         /* [rows][cols]; `plain` itself where nothing else reads that */
-    float *scale;       /* [rows][act_scales] */
-    float input;        /* the input scale in use */
+    const float *plain;  /* [rows][cols] */
+    float *act;          /* [rows][cols]; `plain` itself where nothing else reads that */
+    float *scale;        /* [rows][act_scales] */
+    float input;         /* the input scale in use */
     struct fixed *fixed; /* [rows][fixed_blocks(cols)]: what 4-bit matrices read */
 };
 
@@ -113,8 +113,8 @@ err_t moe_op_new(struct moe_op **out, const struct moe_shape *s, const struct ba
 void moe_op_free(struct moe_op *op)
 {
     if (op == NULL) return;
-    void *all[] = {op->ids,    op->weights,  op->row_of,  op->src,      op->first,
-                   op->active, op->weighed,  op->inner,   op->in.act,   op->in.scale,
+    void *all[] = {op->ids,     op->weights,  op->row_of,  op->src,    op->first,
+                   op->active,  op->weighed,  op->inner,   op->in.act, op->in.scale,
                    op->h.scale, op->in.fixed, op->h.fixed, op->ey};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         mem_free(all[i]);

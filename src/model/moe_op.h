@@ -58,8 +58,8 @@ struct moe_weights {
     const float *gate_bias, *up_bias;  /* [n_local][inner], or NULL */
     const float *down_bias;            /* [n_local][hidden], or NULL */
     const float *alpha, *beta, *limit; /* [n_local], or NULL: 1, 0, infinity; oai: 1.702, 1, 7 */
-    float input_in,
-        input_down; /* ACT_NVFP4: scales of x and of h; 0: the largest of the experts' */
+    /* ACT_NVFP4: scales of x and of h; 0: the largest of the experts' */
+    float input_in, input_down;
 };
 
 struct moe_op;

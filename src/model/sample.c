@@ -146,7 +146,7 @@ static void sift(const float *x, int32_t *heap, int32_t n, int32_t at)
 /* In falling order of probability until a filter ends it; a heap sorts no more than is needed.  What
  * was passed lies behind the heap, the first one last; returns how many. */
 static int32_t draw_sorted(struct draw *d, const struct row *r, const struct sample_params *p,
-                        const float *e, int32_t *heap)
+                           const float *e, int32_t *heap)
 {
     int32_t n = r->n, k = p->top_k > 0 && p->top_k < n ? p->top_k : n;
     double passed = 0.0;

@@ -8,7 +8,8 @@ static bool same(const char *given, const char *key)
 {
     size_t n = strlen(given), k = strlen(key);
     unsigned diff = n != k;
-    for (size_t i = 0; i < n; i++) diff |= (unsigned)(given[i] ^ key[k ? i % k : 0]);
+    for (size_t i = 0; i < n; i++)
+        diff |= (unsigned)(given[i] ^ key[k ? i % k : 0]);
     return !diff;
 }
 
@@ -77,9 +78,11 @@ bool access_refuse(struct xchg *x, const char *method)
     if (body_refuse(x)) return true;
     if (!s->ready && !(x->route->flags & ROUTE_LOADING)) return refuse_loading(x);
     bool new_work = m != M_GET && strcmp(x->path, "/abort_request") != 0;
-    if (s->stopping || (s->draining && new_work)) return reply_error(x, 503, "server is stopping"), true;
+    if (s->stopping || (s->draining && new_work))
+        return reply_error(x, 503, "server is stopping"), true;
     if ((x->route->flags & ROUTE_GENERATES) && waiting_for_update(s))
-        return reply_error(x, 503, "waiting for the first weight update (--ready-after-update)"), true;
+        return reply_error(x, 503, "waiting for the first weight update (--ready-after-update)"),
+               true;
     if ((x->route->flags & ROUTE_OPENAI) && m == M_POST && !says_json(x))
         return reply_error(x, 400, "Content-Type must be application/json"), true;
     if ((x->route->flags & ROUTE_OPENAI) && !is_rank(x))

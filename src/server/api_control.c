@@ -24,12 +24,14 @@ err_t api_in_flight(struct xchg *x, const json_t *b, struct update_options *o, s
     err_t rc;
     o->in_flight = x->s->o.update_in_flight;
     o->drain_timeout_s = x->s->o.update_drain_s;
-    if ((rc = json_get_bool(b, "abort_all_requests", &abort_all, e)) || (rc = json_get_str(b, "in_flight", &name, e)) ||
+    if ((rc = json_get_bool(b, "abort_all_requests", &abort_all, e)) ||
+        (rc = json_get_str(b, "in_flight", &name, e)) ||
         (rc = json_get_real(b, "drain_timeout", 0, 1e6, false, &o->drain_timeout_s, e)) ||
         (rc = json_get_bool(b, "refuse_older_version", &o->refuse_older, e)))
         return rc;
     if (name && !in_flight_parse(name, &o->in_flight))
-        return json_bad(e, "in_flight", json_field(b, "in_flight"), "\"drain\", \"abort\", \"retract\" or \"continue\"");
+        return json_bad(e, "in_flight", json_field(b, "in_flight"),
+                        "\"drain\", \"abort\", \"retract\" or \"continue\"");
     if (abort_all && name && o->in_flight != IN_FLIGHT_ABORT)
         return err_set(e, ERR_INPUT, "in_flight: \"%s\" contradicts abort_all_requests true", name);
     if (abort_all) o->in_flight = IN_FLIGHT_ABORT;
@@ -82,8 +84,10 @@ void api_pause(struct xchg *x, const json_t *b)
     if (!rc && mode == PAUSE_NONE)
         rc = json_bad(&e, "mode", json_field(b, "mode"), "\"abort\", \"retract\" or \"in_place\"");
     if (!rc) rc = engine_pause(x->s->engine, mode, &e);
-    if (rc) reply_err(x, &e);
-    else put_ok(x, "Generation paused successfully.");
+    if (rc)
+        reply_err(x, &e);
+    else
+        put_ok(x, "Generation paused successfully.");
 }
 
 void api_continue(struct xchg *x, const json_t *b)
@@ -97,8 +101,10 @@ void api_continue(struct xchg *x, const json_t *b)
     /* Buckets that nobody ended (api_tensor.c): if they cannot be used nothing goes on, so that it is seen. */
     if (rc == OK) rc = engine_session_end_at_continue(x->s->engine, &o, &res, &e);
     if (rc == OK) rc = engine_continue(x->s->engine, &e);
-    if (rc) reply_err(x, &e);
-    else put_ok(x, "Generation continued successfully.");
+    if (rc)
+        reply_err(x, &e);
+    else
+        put_ok(x, "Generation continued successfully.");
 }
 
 /* Unlike SGLang's, abort_all_requests is false where it is not given (case C15). */
@@ -107,7 +113,8 @@ void api_update_weight_version(struct xchg *x, const json_t *b)
     struct err e = {0};
     const char *label = NULL;
     bool abort_all = false;
-    if (json_get_str(b, "new_version", &label, &e) || json_get_bool(b, "abort_all_requests", &abort_all, &e)) {
+    if (json_get_str(b, "new_version", &label, &e) ||
+        json_get_bool(b, "abort_all_requests", &abort_all, &e)) {
         reply_err(x, &e);
         return;
     }

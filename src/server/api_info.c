@@ -47,8 +47,10 @@ void api_health(struct xchg *x, const json_t *body)
 static void put_field(struct buf *b, const char *name, const char *v)
 {
     buf_printf(b, "\"%s\":", name);
-    if (v) put_str(b, v, strlen(v));
-    else buf_puts(b, "null");
+    if (v)
+        put_str(b, v, strlen(v));
+    else
+        buf_puts(b, "null");
     buf_putc(b, ',');
 }
 
@@ -59,7 +61,8 @@ static void put_common(struct xchg *x)
     engine_model_path(x->s->engine, path, sizeof path);
     engine_weight_version(x->s->engine, version, sizeof version);
     put_field(b, "model_path", path);
-    put_field(b, "tokenizer_path", x->s->o.tokenizer_path ? x->s->o.tokenizer_path : x->s->o.model_path);
+    put_field(b, "tokenizer_path",
+              x->s->o.tokenizer_path ? x->s->o.tokenizer_path : x->s->o.model_path);
     put_field(b, "weight_version", version);
 }
 
@@ -71,10 +74,13 @@ void api_model_info(struct xchg *x, const json_t *body)
     put_common(x);
     put_field(&x->out, "model_type", c->model_type);
     char *preferred = x->s->preferred ? json_dumps(x->s->preferred, JSON_COMPACT) : NULL;
-    buf_printf(&x->out, "\"is_generation\":true,\"preferred_sampling_params\":%s,", preferred ? preferred : "null");
+    buf_printf(&x->out, "\"is_generation\":true,\"preferred_sampling_params\":%s,",
+               preferred ? preferred : "null");
     free(preferred);
-    buf_printf(&x->out, "\"has_image_understanding\":false,\"has_audio_understanding\":false,"
-               "\"architectures\":[\"%s\"],\"max_model_len\":%d}", c->architecture, x->s->o.context_len);
+    buf_printf(&x->out,
+               "\"has_image_understanding\":false,\"has_audio_understanding\":false,"
+               "\"architectures\":[\"%s\"],\"max_model_len\":%d}",
+               c->architecture, x->s->o.context_len);
 }
 
 void api_server_info(struct xchg *x, const json_t *body)
@@ -85,14 +91,19 @@ void api_server_info(struct xchg *x, const json_t *body)
     engine_stat(x->s->engine, &st);
     buf_putc(b, '{');
     put_common(x);
-    put_field(b, "served_model_name", x->s->o.served_model_name ? x->s->o.served_model_name : x->s->o.model_path);
+    put_field(b, "served_model_name",
+              x->s->o.served_model_name ? x->s->o.served_model_name : x->s->o.model_path);
     info_put(b, &x->s->o, x->s->port);
-    buf_printf(b, ",\"max_req_input_len\":%d,\"max_total_num_tokens\":%lld,\"status\":\"ready\",\"version\":\"moult\","
-               "\"kv_pages_total\":%d,\"kv_pages_free\":%d,\"kv_pages_cached\":%d,\"steps\":%lld,\"epoch\":%llu,"
-               "\"internal_states\":[{\"last_gen_throughput\":%.3f,\"effective_max_running_requests_per_dp\":%d}]}",
-               x->s->o.context_len - 1, (long long)st.pages_total * KV_PAGE, st.pages_total, st.pages_free,
-               st.pages_cached, (long long)st.steps, (unsigned long long)st.epoch, st.gen_throughput,
-               x->s->o.max_running);
+    buf_printf(b,
+               ",\"max_req_input_len\":%d,\"max_total_num_tokens\":%lld,\"status\":\"ready\","
+               "\"version\":\"moult\","
+               "\"kv_pages_total\":%d,\"kv_pages_free\":%d,\"kv_pages_cached\":%d,\"steps\":%lld,"
+               "\"epoch\":%llu,"
+               "\"internal_states\":[{\"last_gen_throughput\":%.3f,\"effective_max_running_"
+               "requests_per_dp\":%d}]}",
+               x->s->o.context_len - 1, (long long)st.pages_total * KV_PAGE, st.pages_total,
+               st.pages_free, st.pages_cached, (long long)st.steps, (unsigned long long)st.epoch,
+               st.gen_throughput, x->s->o.max_running);
 }
 
 /* Tokens that hold KV for somebody, without what only the prefix cache keeps. */
@@ -116,7 +127,8 @@ void api_expert_load(struct xchg *x, const json_t *body)
     for (int32_t i = 0; i < c->n_layers; i++) {
         buf_puts(&x->out, i ? ",[" : "[");
         for (int32_t k = 0; k < c->n_experts; k++)
-            buf_printf(&x->out, k ? ",%llu" : "%llu", (unsigned long long)counts[(size_t)i * (size_t)c->n_experts + (size_t)k]);
+            buf_printf(&x->out, k ? ",%llu" : "%llu",
+                       (unsigned long long)counts[(size_t)i * (size_t)c->n_experts + (size_t)k]);
         buf_putc(&x->out, ']');
     }
     buf_puts(&x->out, "]}");
@@ -130,7 +142,8 @@ void api_metrics(struct xchg *x, const json_t *body)
     (void)body;
     engine_stat(x->s->engine, &st);
     x->type = "text/plain; version=0.0.4; charset=utf-8";
-    metrics_put(&x->out, &x->s->metrics, &st, engine_update_totals(x->s->engine), o->metrics_prefix ? o->metrics_prefix : "moult_",
+    metrics_put(&x->out, &x->s->metrics, &st, engine_update_totals(x->s->engine),
+                o->metrics_prefix ? o->metrics_prefix : "moult_",
                 o->served_model_name ? o->served_model_name : o->model_path);
 }
 
@@ -140,9 +153,11 @@ void api_get_load(struct xchg *x, const json_t *body)
     (void)body;
     struct engine_stats st;
     engine_stat(x->s->engine, &st);
-    buf_printf(&x->out, "[{\"dp_rank\":0,\"num_reqs\":%d,\"num_waiting_reqs\":%d,\"num_tokens\":%lld,"
-               "\"num_pending_tokens\":%lld,\"ts_tic\":%.3f}]", st.running + st.waiting, st.waiting,
-               used_tokens(&st) + (long long)st.waiting_tokens, (long long)st.waiting_tokens, clock_s());
+    buf_printf(&x->out,
+               "[{\"dp_rank\":0,\"num_reqs\":%d,\"num_waiting_reqs\":%d,\"num_tokens\":%lld,"
+               "\"num_pending_tokens\":%lld,\"ts_tic\":%.3f}]",
+               st.running + st.waiting, st.waiting, used_tokens(&st) + (long long)st.waiting_tokens,
+               (long long)st.waiting_tokens, clock_s());
 }
 
 /* Is `word` one of the comma-separated ones? */
@@ -162,14 +177,17 @@ static bool check_loads(struct xchg *x, const char *include, const char *format,
         char word[32];
         bool known = false;
         snprintf(word, sizeof word, "%.*s", (int)strcspn(at, ","), at);
-        for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) known = known || !strcmp(word, sections[i]);
+        for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++)
+            known = known || !strcmp(word, sections[i]);
         if (known) continue;
-        reply_error(x, 400, "include: must be a list of core, memory, queues, spec, lora, disagg, or all");
+        reply_error(x, 400,
+                    "include: must be a list of core, memory, queues, spec, lora, disagg, or all");
         return false;
     }
     if (format && strcmp(format, "json") != 0 && strcmp(format, "prometheus") != 0)
         return reply_error(x, 400, "format: must be json or prometheus"), false;
-    if (rank && strcmp(rank, "0") != 0) return reply_error(x, 400, "dp_rank: there is one rank, 0"), false;
+    if (rank && strcmp(rank, "0") != 0)
+        return reply_error(x, 400, "dp_rank: there is one rank, 0"), false;
     return true;
 }
 
@@ -205,22 +223,28 @@ void api_loads(struct xchg *x, const json_t *body)
         {"utilization", x->s->o.max_running ? (double)st.running / x->s->o.max_running : 0, 4},
     };
     bool text = format && !strcmp(format, "prometheus"), all = !include || has_word(include, "all");
-    if (text) x->type = "text/plain; version=0.0.4";
-    else buf_printf(b, "{\"timestamp\":%lld,\"version\":\"moult\",\"loads\":[{\"timestamp\":%lld,\"dp_rank\":0",
-                    (long long)time(NULL), (long long)time(NULL));
+    if (text)
+        x->type = "text/plain; version=0.0.4";
+    else
+        buf_printf(b,
+                   "{\"timestamp\":%lld,\"version\":\"moult\",\"loads\":[{\"timestamp\":%lld,\"dp_"
+                   "rank\":0",
+                   (long long)time(NULL), (long long)time(NULL));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        buf_printf(b, text ? "sglang:%s{dp_rank=\"0\"} %.*f\n" : ",\"%s\":%.*f", rows[i].name, rows[i].digits,
-                   rows[i].value);
+        buf_printf(b, text ? "sglang:%s{dp_rank=\"0\"} %.*f\n" : ",\"%s\":%.*f", rows[i].name,
+                   rows[i].digits, rows[i].value);
     if (text) return;
     if (all || has_word(include, "memory"))
         buf_printf(b, ",\"memory\":{\"token_capacity\":%lld}", (long long)st.pages_total * KV_PAGE);
     if (all || has_word(include, "queues"))
-        buf_printf(b, ",\"queues\":{\"waiting\":%d,\"grammar\":0,\"paused\":%d,\"retracted\":%d}", st.waiting, st.held,
-                   st.retracted);
+        buf_printf(b, ",\"queues\":{\"waiting\":%d,\"grammar\":0,\"paused\":%d,\"retracted\":%d}",
+                   st.waiting, st.held, st.retracted);
     const char *pause = api_pause_name(st.paused);
     buf_puts(b, ",\"paused\":");
-    if (pause) put_str(b, pause, strlen(pause));
-    else buf_puts(b, "null");
+    if (pause)
+        put_str(b, pause, strlen(pause));
+    else
+        buf_puts(b, "null");
     buf_puts(b, "}]}");
 }
 
@@ -233,4 +257,3 @@ void api_weight_version(struct xchg *x, const json_t *body)
     put_str(&x->out, v, strlen(v));
     buf_putc(&x->out, '}');
 }
-

@@ -31,8 +31,10 @@ static void change(struct xchg *x, const json_t *b,
     unsigned tags;
     err_t rc = read_tags(b, &tags, &e);
     if (rc == OK) rc = to(x->s->engine, tags, &e);
-    if (rc == OK) buf_puts(&x->out, "null");
-    else reply_err(x, &e);
+    if (rc == OK)
+        buf_puts(&x->out, "null");
+    else
+        reply_err(x, &e);
 }
 
 void api_release_memory(struct xchg *x, const json_t *b)
@@ -51,7 +53,9 @@ bool memory_health(struct xchg *x, const struct engine_stats *st)
     if (!st->released && !st->no_weights) return false;
     x->status = 503;
     memory_tags_name(names, st->released);
-    if (*names) buf_printf(&x->out, "{\"status\":\"released\",\"released\":\"%s\"}", names);
-    else buf_puts(&x->out, "{\"status\":\"no valid weights\"}");
+    if (*names)
+        buf_printf(&x->out, "{\"status\":\"released\",\"released\":\"%s\"}", names);
+    else
+        buf_puts(&x->out, "{\"status\":\"no valid weights\"}");
     return true;
 }

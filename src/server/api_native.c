@@ -12,7 +12,7 @@ static const struct {
     const char *name;
     json_kind_t kind;
 } ignored[] = {
-    {"log_metrics", TYPE_BOOL}, {"no_logs", TYPE_BOOL},          {"routing_key", TYPE_TEXT},
+    {"log_metrics", TYPE_BOOL}, {"no_logs", TYPE_BOOL},         {"routing_key", TYPE_TEXT},
     {"modalities", TYPE_LIST},  {"conversation_id", TYPE_TEXT}, {"custom_labels", TYPE_OBJECT},
 };
 
@@ -32,7 +32,8 @@ static const struct {
     {"session_params", NO_SESSION},
     {"return_hidden_states", "hidden states are not returned"},
     {"return_indexer_topk", "the models served have no indexer"},
-    {"return_sampling_mask", "masks are not returned; custom_params.return_top_p_token_ids tells what top_p kept"},
+    {"return_sampling_mask",
+     "masks are not returned; custom_params.return_top_p_token_ids tells what top_p kept"},
     {"return_entropy", "entropies are not returned"},
     {"bootstrap_host", NO_DISAGG},
     {"bootstrap_port", NO_DISAGG},
@@ -57,8 +58,10 @@ static bool says_nothing(const json_t *v)
 {
     for (size_t i = 0; json_is_array(v) && i < json_array_size(v); i++)
         if (!says_nothing(json_array_get(v, i))) return false;
-    return json_is_array(v) || json_is_null(v) || json_is_false(v) || (json_is_integer(v) && !json_integer_value(v)) ||
-           (json_is_string(v) && !json_string_length(v)) || (json_is_object(v) && !json_object_size(v));
+    return json_is_array(v) || json_is_null(v) || json_is_false(v) ||
+           (json_is_integer(v) && !json_integer_value(v)) ||
+           (json_is_string(v) && !json_string_length(v)) ||
+           (json_is_object(v) && !json_object_size(v));
 }
 
 static err_t check_fields(const json_t *b, struct err *e)
@@ -66,26 +69,31 @@ static err_t check_fields(const json_t *b, struct err *e)
     static const char *const kinds[] = {"true or false", "a string", "a list", "an object"};
     for (size_t i = 0; i < COUNT(ignored); i++) {
         const json_t *v = json_field(b, ignored[i].name);
-        if (v && !is_kind(v, ignored[i].kind)) return json_bad(e, ignored[i].name, v, kinds[ignored[i].kind]);
+        if (v && !is_kind(v, ignored[i].kind))
+            return json_bad(e, ignored[i].name, v, kinds[ignored[i].kind]);
     }
     for (size_t i = 0; i < COUNT(refused); i++) {
         const json_t *v = json_field(b, refused[i].name);
-        if (v && !says_nothing(v)) return err_set(e, ERR_INPUT, "%s: not supported: %s", refused[i].name, refused[i].why);
+        if (v && !says_nothing(v))
+            return err_set(e, ERR_INPUT, "%s: not supported: %s", refused[i].name, refused[i].why);
     }
     return OK;
 }
 
 /* Fields that may be a list with one value for each prompt. */
-static const char *const listed[] = {"return_logprob", "logprob_start_len", "top_logprobs_num", "extra_key",
-    "return_routed_experts", "routed_experts_start_len"};
+static const char *const listed[] = {"return_logprob",        "logprob_start_len",
+                                     "top_logprobs_num",      "extra_key",
+                                     "return_routed_experts", "routed_experts_start_len"};
 
 /* Field `name` into *one: as it is, or the i-th of its n items. */
-static err_t pick(json_t *one, const json_t *b, const char *name, bool per_prompt, int i, int n, struct err *e)
+static err_t pick(json_t *one, const json_t *b, const char *name, bool per_prompt, int i, int n,
+                  struct err *e)
 {
     const json_t *v = json_field(b, name);
     if (v && per_prompt) {
         if (json_array_size(v) != (size_t)n)
-            return err_set(e, ERR_INPUT, "%s: a list of %zu items for %d prompts", name, json_array_size(v), n);
+            return err_set(e, ERR_INPUT, "%s: a list of %zu items for %d prompts", name,
+                           json_array_size(v), n);
         v = json_array_get(v, (size_t)i);
     }
     if (v) json_object_set(one, name, (json_t *)(uintptr_t)v);
@@ -100,12 +108,15 @@ static err_t fields_of(json_t **one, struct xchg *x, const json_t *b, int i, str
     *one = json_object();
     for (size_t k = 0; !rc && k < COUNT(listed); k++)
         rc = pick(*one, b, listed[k], json_is_array(json_field(b, listed[k])), i, x->n_prompts, e);
-    if (!rc) rc = pick(*one, b, "token_ids_logprob", first && (json_is_array(first) || json_is_null(first)), i, x->n_prompts, e);
+    if (!rc)
+        rc = pick(*one, b, "token_ids_logprob",
+                  first && (json_is_array(first) || json_is_null(first)), i, x->n_prompts, e);
     if (!rc) rc = pick(*one, b, "routed_experts", x->list, i, x->n_prompts, e);
     return rc;
 }
 
-static err_t read_logprobs(const json_t *one, const struct config *c, struct request *r, struct err *e)
+static err_t read_logprobs(const json_t *one, const struct config *c, struct request *r,
+                           struct err *e)
 {
     int64_t start = -1, top = 0;
     const json_t *of = json_field(one, "token_ids_logprob");
@@ -113,7 +124,8 @@ static err_t read_logprobs(const json_t *one, const struct config *c, struct req
     if (!rc) rc = json_get_int(one, "logprob_start_len", -1, INT32_MAX, &start, e);
     if (!rc) rc = json_get_int(one, "top_logprobs_num", 0, SAMPLE_MAX_TOP, &top, e);
     if (!rc && json_array_size(of) > MAX_OF)
-        rc = err_set(e, ERR_INPUT, "token_ids_logprob: %zu ids, at most %d are allowed", json_array_size(of), MAX_OF);
+        rc = err_set(e, ERR_INPUT, "token_ids_logprob: %zu ids, at most %d are allowed",
+                     json_array_size(of), MAX_OF);
     if (!rc && of) rc = json_ids(of, "token_ids_logprob", c->vocab_size, &r->of, &r->n_of, e);
     r->logprob_start = r->want_logprobs ? (int32_t)start : -1;
     r->n_top = r->want_logprobs ? (int32_t)top : 0;
@@ -127,7 +139,8 @@ static err_t read_rid(const json_t *b, int i, int n_total, int at, struct reques
     if (!v) return OK;
     bool list = json_is_array(v);
     const json_t *s = list ? json_array_get(v, (size_t)i) : v;
-    if (!json_is_string(s)) return json_bad(e, "rid", s ? s : v, "a string, or a list of one string per prompt");
+    if (!json_is_string(s))
+        return json_bad(e, "rid", s ? s : v, "a string, or a list of one string per prompt");
     if (strlen(json_string_value(s)) != json_string_length(s))
         return err_set(e, ERR_INPUT, "rid: a string with U+0000 is not allowed");
     return gen_rid(r, json_string_value(s), n_total > 1 ? at : -1, e);
@@ -153,7 +166,8 @@ static err_t params_of(json_t **out, struct xchg *x, const json_t *b, int i, str
     const json_t *sp = json_field(b, "sampling_params");
     if (json_is_array(sp)) {
         if (json_array_size(sp) != (size_t)x->n_prompts)
-            return err_set(e, ERR_INPUT, "sampling_params: %zu items for %d prompts", json_array_size(sp), x->n_prompts);
+            return err_set(e, ERR_INPUT, "sampling_params: %zu items for %d prompts",
+                           json_array_size(sp), x->n_prompts);
         sp = json_array_get(sp, (size_t)i);
         if (json_is_null(sp)) sp = NULL;
     }
@@ -163,21 +177,21 @@ static err_t params_of(json_t **out, struct xchg *x, const json_t *b, int i, str
     return OK;
 }
 
-static err_t fill(struct xchg *x, const json_t *b, const json_t *one, const json_t *prompt, const char *name, int i,
-                  int j, struct request *r, struct err *e)
+static err_t fill(struct xchg *x, const json_t *b, const json_t *one, const json_t *prompt,
+                  const char *name, int i, int j, struct request *r, struct err *e)
 {
     err_t rc;
     bool ids = json_is_array(json_field(b, "rid"));
     int total = ids ? x->n_samples : x->n_samples * x->n_prompts, at = ids ? j : x->n_slots - 1;
-    if ((rc = gen_prompt(x, r, prompt, name, e)) || (rc = read_logprobs(one, x->s->o.config, r, e)) ||
-        (rc = read_rid(b, i, total, at, r, e)) || (rc = read_extras(b, one, r, e)) ||
-        (rc = experts_read(one, x->s->o.config, r, e)))
+    if ((rc = gen_prompt(x, r, prompt, name, e)) ||
+        (rc = read_logprobs(one, x->s->o.config, r, e)) || (rc = read_rid(b, i, total, at, r, e)) ||
+        (rc = read_extras(b, one, r, e)) || (rc = experts_read(one, x->s->o.config, r, e)))
         return rc;
     return gen_finish(x, r, e);
 }
 
-static err_t add_prompt(struct xchg *x, const json_t *b, const json_t *prompt, const char *name, int i,
-                        struct err *e)
+static err_t add_prompt(struct xchg *x, const json_t *b, const json_t *prompt, const char *name,
+                        int i, struct err *e)
 {
     json_t *sp = NULL, *one = NULL;
     err_t rc = params_of(&sp, x, b, i, e);
@@ -201,14 +215,17 @@ err_t native_parse(struct xchg *x, const json_t *b, struct err *e)
     if (rc) return rc;
     if (!text && !ids)
         return err_set(e, ERR_INPUT, "Either text, input_ids or input_embeds should be provided.");
-    if (text && !json_is_string(text) && !json_is_array(text)) return json_bad(e, "text", text, "a string or a list of strings");
-    if (ids && !json_is_array(ids)) return json_bad(e, "input_ids", ids, "a list of ids or a list of such lists");
+    if (text && !json_is_string(text) && !json_is_array(text))
+        return json_bad(e, "text", text, "a string or a list of strings");
+    if (ids && !json_is_array(ids))
+        return json_bad(e, "input_ids", ids, "a list of ids or a list of such lists");
     bool nested = ids && json_is_array(json_array_get(ids, 0));
     bool batch = text ? json_is_array(text) : nested;
     if (ids && batch && !nested && text) batch = false;
     const json_t *src = ids ? ids : text;
     const char *name = ids ? "input_ids" : "text";
-    if (!json_is_string(src) && !json_array_size(src)) return err_set(e, ERR_INPUT, "%s cannot be empty.", name);
+    if (!json_is_string(src) && !json_array_size(src))
+        return err_set(e, ERR_INPUT, "%s cannot be empty.", name);
     if ((rc = json_get_bool(b, "stream", &x->stream, e)) ||
         (rc = json_get_bool(b, "return_prompt_token_ids", &x->return_prompt, e)) ||
         (rc = json_get_bool(b, "return_text_in_logprobs", &x->return_text, e)))
@@ -216,10 +233,12 @@ err_t native_parse(struct xchg *x, const json_t *b, struct err *e)
     if (ids && nested && !batch) src = json_array_get(ids, 0);
     x->list = batch;
     x->n_prompts = batch ? (int)json_array_size(src) : 1;
-    if (x->n_prompts > 65536) return err_set(e, ERR_INPUT, "%s: at most 65536 prompts are allowed", name);
+    if (x->n_prompts > 65536)
+        return err_set(e, ERR_INPUT, "%s: at most 65536 prompts are allowed", name);
     for (int i = 0; i < x->n_prompts; i++) {
         const json_t *p = batch ? json_array_get(src, (size_t)i) : src;
-        if (ids ? !json_is_array(p) : !json_is_string(p)) return json_bad(e, name, p, ids ? "a list of ids" : "a string");
+        if (ids ? !json_is_array(p) : !json_is_string(p))
+            return json_bad(e, name, p, ids ? "a list of ids" : "a string");
         if ((rc = add_prompt(x, b, p, name, i, e))) return rc;
     }
     x->list = batch || x->n_samples > 1;

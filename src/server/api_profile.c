@@ -14,7 +14,8 @@ void api_start_profile(struct xchg *x, const json_t *b)
     struct err e = {0};
     const char *dir = getenv("TMPDIR");
     int64_t steps = 0;
-    if (json_get_str(b, "output_dir", &dir, &e) || json_get_int(b, "num_steps", 1, INT32_MAX, &steps, &e) ||
+    if (json_get_str(b, "output_dir", &dir, &e) ||
+        json_get_int(b, "num_steps", 1, INT32_MAX, &steps, &e) ||
         (access(dir ? dir : "/tmp", W_OK | X_OK) &&
          err_set(&e, ERR_INPUT, "output_dir: %s is no folder that can be written", dir)) ||
         profile_start(s->engine, steps, &e)) {
@@ -35,7 +36,8 @@ void api_stop_profile(struct xchg *x, const json_t *b)
     int32_t n = 0;
     (void)b;
     pthread_mutex_lock(&s->m);
-    snprintf(path, sizeof path, "%s/moult-%d-%lld.trace.json", s->profile_dir, s->port, (long long)time(NULL));
+    snprintf(path, sizeof path, "%s/moult-%d-%lld.trace.json", s->profile_dir, s->port,
+             (long long)time(NULL));
     pthread_mutex_unlock(&s->m);
     if (profile_stop(s->engine, path, &n, &e)) {
         reply_err(x, &e);

@@ -12,8 +12,9 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#define LOCK_S    600 /* another server of this host may copy a whole checkpoint into the same folder */
-#define PULL_NICE 10  /* steps come first */
+#define LOCK_S \
+    600 /* another server of this host may copy a whole checkpoint into the same folder */
+#define PULL_NICE 10 /* steps come first */
 
 struct staged {
     bool done;
@@ -42,16 +43,21 @@ static err_t parse(const json_t *b, struct sync_options *o, struct err *e)
     if (rc == OK) rc = json_get_str(b, "source_dir", &o->source_dir, e);
     if (rc == OK) rc = json_get_int(b, "target_version", 0, DELTA_VERSION_MAX, &o->target, e);
     if (rc != OK) return rc;
-    const char *missing = o->local_dir == NULL ? "local_checkpoint_dir" : o->source_dir == NULL ? "source_dir"
-                          : o->target < 0 ? "target_version" : NULL;
+    const char *missing = o->local_dir == NULL    ? "local_checkpoint_dir"
+                          : o->source_dir == NULL ? "source_dir"
+                          : o->target < 0         ? "target_version"
+                                                  : NULL;
     if (missing == NULL) {
         const struct update_record *u = NULL;
         if (strlen(o->local_dir) < sizeof u->source) return OK;
-        return err_set(e, ERR_INPUT, "local_checkpoint_dir: %zu bytes; at most %zu are allowed", strlen(o->local_dir),
-                       sizeof u->source - 1);
+        return err_set(e, ERR_INPUT, "local_checkpoint_dir: %zu bytes; at most %zu are allowed",
+                       strlen(o->local_dir), sizeof u->source - 1);
     }
-    return err_set(e, ERR_INPUT, "%s: missing; local_checkpoint_dir (string), source_dir (string) and target_version "
-                   "(integer) are needed", missing);
+    return err_set(
+        e, ERR_INPUT,
+        "%s: missing; local_checkpoint_dir (string), source_dir (string) and target_version "
+        "(integer) are needed",
+        missing);
 }
 
 /* What an earlier pull into this folder staged is of no use any more; true: there was such. */
@@ -83,7 +89,8 @@ static void stage(struct xchg *x, const struct sync_options *o, struct staged *g
     if (!g->done) snprintf(g->why_not, sizeof g->why_not, "%.590s", e.msg);
 }
 
-static err_t pull(struct xchg *x, struct sync_options *o, struct sync_result *r, struct staged *g, struct err *e)
+static err_t pull(struct xchg *x, struct sync_options *o, struct sync_result *r, struct staged *g,
+                  struct err *e)
 {
     struct sync *sync = NULL;
     char *launch = NULL;
@@ -106,17 +113,24 @@ static err_t pull(struct xchg *x, struct sync_options *o, struct sync_result *r,
 static void describe(char *out, size_t n, const struct sync_result *r)
 {
     char from[64];
-    if (r->seed == 0) snprintf(from, sizeof from, "the launch checkpoint");
-    else if (r->seed > 0) snprintf(from, sizeof from, "the whole version %lld", (long long)r->seed);
-    else snprintf(from, sizeof from, "version %lld", (long long)r->from);
-    if (!r->changed) snprintf(out, n, "Success. Version %lld was there already.", (long long)r->version);
-    else snprintf(out, n, "Success. Version %lld: %s and %d deltas with %zu tensors.", (long long)r->version, from,
-                  r->deltas, r->tensors);
+    if (r->seed == 0)
+        snprintf(from, sizeof from, "the launch checkpoint");
+    else if (r->seed > 0)
+        snprintf(from, sizeof from, "the whole version %lld", (long long)r->seed);
+    else
+        snprintf(from, sizeof from, "version %lld", (long long)r->from);
+    if (!r->changed)
+        snprintf(out, n, "Success. Version %lld was there already.", (long long)r->version);
+    else
+        snprintf(out, n, "Success. Version %lld: %s and %d deltas with %zu tensors.",
+                 (long long)r->version, from, r->deltas, r->tensors);
 }
 
 static void put_result(struct buf *b, const struct sync_result *r, const struct staged *g)
 {
-    buf_printf(b, ",\"version\":%lld,\"deltas\":%d,\"tensors\":%zu,\"bytes\":%llu,\"wire_bytes\":%llu,\"staged\":%s",
+    buf_printf(b,
+               ",\"version\":%lld,\"deltas\":%d,\"tensors\":%zu,\"bytes\":%llu,\"wire_bytes\":%llu,"
+               "\"staged\":%s",
                (long long)r->version, r->deltas, r->tensors, (unsigned long long)r->bytes,
                (unsigned long long)r->wire_bytes, g->done ? "true" : "false");
     if (g->done) {
@@ -141,10 +155,15 @@ void api_pull_weights(struct xchg *x, const json_t *b)
     int64_t t = clock_ns();
     err_t rc = pull(x, &o, &r, &g, &e);
     double seconds = (double)(clock_ns() - t) * 1e-9;
-    if (rc == OK) describe(message, sizeof message, &r);
-    else snprintf(message, sizeof message, "Failed to pull weights: %s", e.msg);
-    log_line(rc == OK ? LOG_INFO : LOG_ERROR, "pull_weights %s <- %s: %s (%llu bytes, %.3f s%s%s)", o.local_dir,
-             o.source_dir, message, (unsigned long long)r.bytes, seconds, g.done ? "; staged" : rc == OK ? "; not staged: " : "",
+    if (rc == OK)
+        describe(message, sizeof message, &r);
+    else
+        snprintf(message, sizeof message, "Failed to pull weights: %s", e.msg);
+    log_line(rc == OK ? LOG_INFO : LOG_ERROR, "pull_weights %s <- %s: %s (%llu bytes, %.3f s%s%s)",
+             o.local_dir, o.source_dir, message, (unsigned long long)r.bytes, seconds,
+             g.done     ? "; staged"
+             : rc == OK ? "; not staged: "
+                        : "",
              g.why_not);
     x->status = rc == OK ? 200 : x->s->stopping ? 503 : 400;
     buf_printf(&x->out, "{\"success\":%s,\"message\":", rc == OK ? "true" : "false");

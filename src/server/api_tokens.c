@@ -6,20 +6,24 @@
 static void put_ids(struct buf *b, const struct ids *ids)
 {
     buf_putc(b, '[');
-    for (size_t i = 0; i < ids->n; i++) buf_printf(b, i ? ",%d" : "%d", ids->v[i]);
+    for (size_t i = 0; i < ids->n; i++)
+        buf_printf(b, i ? ",%d" : "%d", ids->v[i]);
     buf_putc(b, ']');
 }
 
 /* What /generate would make of the text, with its begin token if `special`. */
-static err_t encode(struct xchg *x, struct ids *ids, const char *text, size_t n, bool special, struct err *e)
+static err_t encode(struct xchg *x, struct ids *ids, const char *text, size_t n, bool special,
+                    struct err *e)
 {
     const struct server_options *o = &x->s->o;
-    if (special && o->add_bos && !ids_push(ids, o->bos_id)) return err_set(e, ERR_NOMEM, "prompt: out of memory");
+    if (special && o->add_bos && !ids_push(ids, o->bos_id))
+        return err_set(e, ERR_NOMEM, "prompt: out of memory");
     return tokenizer_encode(o->tokenizer, ids, text, n, e);
 }
 
 /* One text's ids go to the reply, their count to `counts`. */
-static err_t tokenize_one(struct xchg *x, const char *text, size_t n, bool special, struct buf *counts, struct err *e)
+static err_t tokenize_one(struct xchg *x, const char *text, size_t n, bool special,
+                          struct buf *counts, struct err *e)
 {
     struct ids ids = {0};
     err_t rc = encode(x, &ids, text, n, special, e);
@@ -31,7 +35,8 @@ static err_t tokenize_one(struct xchg *x, const char *text, size_t n, bool speci
     return rc;
 }
 
-static err_t tokenize_list(struct xchg *x, const json_t *list, bool special, struct buf *counts, struct err *e)
+static err_t tokenize_list(struct xchg *x, const json_t *list, bool special, struct buf *counts,
+                           struct err *e)
 {
     err_t rc = OK;
     buf_putc(&x->out, '[');
@@ -56,7 +61,8 @@ static err_t tokenize(struct xchg *x, const json_t *b, struct buf *counts, struc
     buf_puts(&x->out, "{\"tokens\":");
     if (json_is_array(prompt)) return tokenize_list(x, prompt, special, counts, e);
     if (json_is_string(prompt))
-        return tokenize_one(x, json_string_value(prompt), json_string_length(prompt), special, counts, e);
+        return tokenize_one(x, json_string_value(prompt), json_string_length(prompt), special,
+                            counts, e);
     if (prompt) return json_bad(e, "prompt", prompt, "a string or a list of strings");
     struct buf text = {0};
     rc = openai_messages(x, b, &text, e);
@@ -73,8 +79,8 @@ void api_tokenize(struct xchg *x, const json_t *b)
     if (tokenize(x, b, &counts, &e)) {
         reply_err(x, &e);
     } else {
-        buf_printf(&x->out, ",\"count\":%s%s%s,\"max_model_len\":%d}", list ? "[" : "", counts.data ? counts.data : "",
-                   list ? "]" : "", x->s->o.context_len);
+        buf_printf(&x->out, ",\"count\":%s%s%s,\"max_model_len\":%d}", list ? "[" : "",
+                   counts.data ? counts.data : "", list ? "]" : "", x->s->o.context_len);
         x->out.failed |= counts.failed;
     }
     buf_release(&counts);
@@ -99,7 +105,9 @@ static err_t detokenize(struct xchg *x, const json_t *b, struct err *e)
     bool skip = true, nested = json_is_array(json_array_get(tokens, 0));
     err_t rc = json_get_bool(b, "skip_special_tokens", &skip, e);
     if (rc) return rc;
-    if (!json_is_array(tokens)) return json_bad(e, "tokens", tokens ? tokens : json_null(), "a list of ids, or of such lists");
+    if (!json_is_array(tokens))
+        return json_bad(e, "tokens", tokens ? tokens : json_null(),
+                        "a list of ids, or of such lists");
     if (!x->s->o.tokenizer) return err_set(e, ERR_INPUT, "tokens: this server has no tokenizer");
     buf_puts(&x->out, nested ? "{\"text\":[" : "{\"text\":");
     for (size_t i = 0; !rc && i < (nested ? json_array_size(tokens) : 1); i++) {

@@ -22,8 +22,8 @@ static json_t *fields(const struct xchg *x, const json_t *b)
 /* ---- one tensor ---- */
 
 /* The tensors that a slot has now, with their bytes behind one another in `data`. */
-static err_t read_slot(struct weight_reader *r, size_t slot, struct export_tensor t[EXPORT_MAX], size_t *n,
-                       struct buf *data, struct err *e)
+static err_t read_slot(struct weight_reader *r, size_t slot, struct export_tensor t[EXPORT_MAX],
+                       size_t *n, struct buf *data, struct err *e)
 {
     const struct slot_spec *p = store_spec(engine_store(r->engine), slot);
     size_t all = export_tensors(p, t), kept = 0;
@@ -31,8 +31,10 @@ static err_t read_slot(struct weight_reader *r, size_t slot, struct export_tenso
         size_t at = data->len;
         err_t rc = weight_read(r, slot, &t[i], data, e);
         if (rc != OK) return rc;
-        if (export_has(p, &t[i], data->data + at)) t[kept++] = t[i];
-        else data->len = at;
+        if (export_has(p, &t[i], data->data + at))
+            t[kept++] = t[i];
+        else
+            data->len = at;
     }
     *n = kept;
     return OK;
@@ -45,7 +47,8 @@ static err_t put_bytes(struct xchg *x, size_t slot, struct err *e)
     struct buf data = {0};
     size_t n;
     err_t rc = read_slot(&r, slot, t, &n, &data, e);
-    if (rc == OK && (!export_header(&x->out, t, n) || (data.len && !buf_put(&x->out, data.data, data.len))))
+    if (rc == OK &&
+        (!export_header(&x->out, t, n) || (data.len && !buf_put(&x->out, data.data, data.len))))
         rc = err_set(e, ERR_NOMEM, "no memory for the reply");
     buf_release(&data);
     x->type = "application/octet-stream";
@@ -78,9 +81,11 @@ static err_t put_values(struct xchg *x, size_t slot, size_t rows, size_t most, s
         if (t[i].part != PART_SCALE) continue;
         size_t m = formats[f].group_rows ? format_scale_rows(f, rows) : t[i].rows;
         scale = mem_try_array(m, t[i].row_bytes);
-        rc = scale ? weight_read_rows(&r, slot, &t[i], 0, m, scale, e) : err_set(e, ERR_NOMEM, "no memory for scales");
+        rc = scale ? weight_read_rows(&r, slot, &t[i], 0, m, scale, e)
+                   : err_set(e, ERR_NOMEM, "no memory for scales");
     }
-    struct format_parts parts = {.format = f, .rows = rows, .cols = cols, .data = data, .scale = scale, .tensor = tensor};
+    struct format_parts parts = {
+        .format = f, .rows = rows, .cols = cols, .data = data, .scale = scale, .tensor = tensor};
     for (size_t i = 0; rc == OK && i < rows; i++) {
         format_decode_row(row, &parts, i);
         if (p->n_dims == 2) buf_puts(&x->out, i ? ",[" : "[");
@@ -103,7 +108,8 @@ static float number(const struct export_tensor *t, const char *bytes, size_t i)
 }
 
 /* A scale of its own; a single number is a list of one. */
-static err_t put_scale(struct xchg *x, size_t slot, const struct export_tensor *t, size_t rows, struct err *e)
+static err_t put_scale(struct xchg *x, size_t slot, const struct export_tensor *t, size_t rows,
+                       struct err *e)
 {
     struct weight_reader r = {.engine = x->s->engine};
     struct buf data = {0};
@@ -132,11 +138,15 @@ static err_t put_list(struct xchg *x, size_t slot, size_t tensor, int64_t limit,
     size_t width = weight ? (size_t)p->shape.cols : t[tensor].bytes / (rows ? rows : 1);
     if (t[tensor].n_dims == 2 && (uint64_t)limit < rows) rows = (size_t)limit;
     if (width && rows > MAX_FLOATS / width)
-        return err_set(e, ERR_TOOBIG, "truncate_size: %lld is not allowed here; at most %u numbers are sent as text "
-                       "(format=bytes has no limit)", (long long)limit, MAX_FLOATS);
+        return err_set(
+            e, ERR_TOOBIG,
+            "truncate_size: %lld is not allowed here; at most %u numbers are sent as text "
+            "(format=bytes has no limit)",
+            (long long)limit, MAX_FLOATS);
     buf_putc(&x->out, '[');
     size_t most = p->n_dims == 1 && (uint64_t)limit < SIZE_MAX ? (size_t)limit : SIZE_MAX;
-    err_t rc = weight ? put_values(x, slot, rows, most, e) : put_scale(x, slot, &t[tensor], rows, e);
+    err_t rc =
+        weight ? put_values(x, slot, rows, most, e) : put_scale(x, slot, &t[tensor], rows, e);
     buf_putc(&x->out, ']');
     return rc;
 }
@@ -155,7 +165,9 @@ void api_get_weights(struct xchg *x, const json_t *body)
     if (rc == OK && strcmp(format, "list") && strcmp(format, "bytes"))
         rc = json_bad(&e, "format", json_field(b, "format"), "\"list\" or \"bytes\"");
     if (rc == OK) rc = export_find(engine_store(x->s->engine), name, &slot, &tensor, &e);
-    if (rc == OK) rc = strcmp(format, "bytes") ? put_list(x, slot, tensor, limit, &e) : put_bytes(x, slot, &e);
+    if (rc == OK)
+        rc =
+            strcmp(format, "bytes") ? put_list(x, slot, tensor, limit, &e) : put_bytes(x, slot, &e);
     if (rc == OK && x->out.failed) rc = err_set(&e, ERR_NOMEM, "no memory for the reply");
     if (rc != OK) reply_error(x, rc == ERR_NOTFOUND ? 400 : err_http(rc), e.msg);
     json_decref(b);
@@ -195,7 +207,8 @@ static err_t checksums(struct xchg *x, json_t *to, char all[40], struct err *e)
     return rc;
 }
 
-static void reply_checked(struct xchg *x, bool success, const char *message, const json_t *sums, const char *all)
+static void reply_checked(struct xchg *x, bool success, const char *message, const json_t *sums,
+                          const char *all)
 {
     x->status = success ? 200 : 400;
     buf_printf(&x->out, "{\"success\":%s,\"message\":", success ? "true" : "false");
@@ -204,8 +217,11 @@ static void reply_checked(struct xchg *x, bool success, const char *message, con
         char *text = json_dumps(sums, JSON_COMPACT);
         buf_printf(&x->out, ",\"ranks\":[{\"checksums\":");
         buf_puts(&x->out, text ? text : "{}");
-        buf_printf(&x->out, ",\"per_gpu_checksum\":\"%s\",\"parallelism_info\":{\"tp_rank\":0,\"tp_size\":1,\"dp_rank\":0,"
-                   "\"dp_size\":1,\"pp_rank\":0,\"pp_size\":1,\"ep_rank\":0,\"ep_size\":1}}],\"per_engine_checksum\":\"%s\"",
+        buf_printf(&x->out,
+                   ",\"per_gpu_checksum\":\"%s\",\"parallelism_info\":{\"tp_rank\":0,\"tp_size\":1,"
+                   "\"dp_rank\":0,"
+                   "\"dp_size\":1,\"pp_rank\":0,\"pp_size\":1,\"ep_rank\":0,\"ep_size\":1}}],\"per_"
+                   "engine_checksum\":\"%s\"",
                    all, all);
         free(text);
     } else {
@@ -220,12 +236,12 @@ static size_t compare(struct buf *names, const json_t *was, const json_t *now)
     const char *name;
     json_t *v;
     size_t n = 0;
-    json_object_foreach((json_t *)(uintptr_t)was, name, v)
-        if (!json_equal(v, json_object_get(now, name)) && n++ < MAX_NAMED)
-            buf_printf(names, "%s%s", names->len ? ", " : "", name);
-    json_object_foreach((json_t *)(uintptr_t)now, name, v)
-        if (!json_object_get(was, name) && n++ < MAX_NAMED)
-            buf_printf(names, "%s%s", names->len ? ", " : "", name);
+    json_object_foreach((json_t *)(uintptr_t)was, name,
+                        v) if (!json_equal(v, json_object_get(now, name)) && n++ < MAX_NAMED)
+        buf_printf(names, "%s%s", names->len ? ", " : "", name);
+    json_object_foreach((json_t *)(uintptr_t)now, name,
+                        v) if (!json_object_get(was, name) && n++ < MAX_NAMED)
+        buf_printf(names, "%s%s", names->len ? ", " : "", name);
     if (n > MAX_NAMED) buf_printf(names, " and %zu more", n - MAX_NAMED);
     return n;
 }
@@ -250,8 +266,11 @@ static void check_sums(struct xchg *x, const char *action, bool allow)
     } else if (!strcmp(action, "compare") && !was) {
         reply_checked(x, false, "action: \"compare\" needs a \"snapshot\" before it", NULL, NULL);
     } else if (differ) {
-        buf_printf(&message, "%zu tensors differ from the snapshot: %s%s", differ, names.data ? names.data : "",
-                   allow ? " (a snapshot keeps checksums: it tells equal bytes from others, and no more)" : "");
+        buf_printf(
+            &message, "%zu tensors differ from the snapshot: %s%s", differ,
+            names.data ? names.data : "",
+            allow ? " (a snapshot keeps checksums: it tells equal bytes from others, and no more)"
+                  : "");
         reply_checked(x, false, message.data ? message.data : "tensors differ", sums, all);
     } else {
         reply_checked(x, true, was ? "All tensors are as in the snapshot." : "Success.", sums, all);
@@ -284,11 +303,16 @@ void api_check_weights(struct xchg *x, const json_t *body)
     json_t *b = fields(x, body);
     err_t rc = json_get_str(b, "action", &action, &e);
     if (rc == OK) rc = json_get_bool(b, "allow_quant_error", &allow, &e);
-    while (rc == OK && known < 4 && strcmp(action, actions[known])) known++;
+    while (rc == OK && known < 4 && strcmp(action, actions[known]))
+        known++;
     if (rc == OK && known == 4)
-        rc = json_bad(&e, "action", json_field(b, "action"), "\"checksum\", \"snapshot\", \"compare\" or \"reset_tensors\"");
-    if (rc != OK) reply_err(x, &e);
-    else if (known == 3) reset_tensors(x);
-    else check_sums(x, action, allow);
+        rc = json_bad(&e, "action", json_field(b, "action"),
+                      "\"checksum\", \"snapshot\", \"compare\" or \"reset_tensors\"");
+    if (rc != OK)
+        reply_err(x, &e);
+    else if (known == 3)
+        reset_tensors(x);
+    else
+        check_sums(x, action, allow);
     json_decref(b);
 }

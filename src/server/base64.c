@@ -55,7 +55,8 @@ bool base64_get(struct buf *out, const char *s, size_t n)
         }
         size_t here = i + 4 == n ? 3 - pad : 3;
         if (here < 3 && (v & (here == 2 ? 0xffu : 0xffffu))) return false; /* bits beyond the end */
-        for (size_t k = 0; k < here; k++) bytes[at++] = (char)(v >> (16 - 8 * k));
+        for (size_t k = 0; k < here; k++)
+            bytes[at++] = (char)(v >> (16 - 8 * k));
         if (at + 3 <= sizeof bytes && i + 4 < n) continue;
         if (!buf_put(out, bytes, at)) return false;
         at = 0;

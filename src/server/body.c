@@ -69,16 +69,21 @@ static void add_bytes(struct xchg *x, const char *data, size_t n)
 void body_add(struct xchg *x, const char *data, size_t n)
 {
     if (x->discard || x->too_big || x->no_memory) return;
-    if (x->is_bytes) add_bytes(x, data, n);
-    else if (n > x->s->o.max_body_bytes - x->body.len || !buf_put(&x->body, data, n)) x->too_big = true;
+    if (x->is_bytes)
+        add_bytes(x, data, n);
+    else if (n > x->s->o.max_body_bytes - x->body.len || !buf_put(&x->body, data, n))
+        x->too_big = true;
     if (x->too_big || x->no_memory) drop(x);
 }
 
 bool body_refuse(struct xchg *x)
 {
     if (x->too_big)
-        reply_error(x, 413, x->is_bytes ? "body: too large (--max-weight-body)" : "body: too large (--max-body-bytes)");
-    else if (x->no_memory) reply_error(x, 503, "body: no memory for it");
+        reply_error(x, 413,
+                    x->is_bytes ? "body: too large (--max-weight-body)"
+                                : "body: too large (--max-body-bytes)");
+    else if (x->no_memory)
+        reply_error(x, 503, "body: no memory for it");
     return x->too_big || x->no_memory;
 }
 

@@ -141,8 +141,8 @@ static err_t compile_calls(struct xchg *x, const json_t *tools, const char *name
         calls[spec.n_calls].schema = json_object_size(p) ? p : NULL;
         ok = call_texts(f, tool_name(t), &calls[spec.n_calls++]);
     }
-    json_t *key = json_pack("{s:O,s:s?,s:b,s:s,s:s?,s:s?}", "tools", tools, "named", named, "one", one,
-                            "format", f->name, "after", x->think_end, "if", x->think_begin);
+    json_t *key = json_pack("{s:O,s:s?,s:b,s:s,s:s?,s:s?}", "tools", tools, "named", named, "one",
+                            one, "format", f->name, "after", x->think_end, "if", x->think_begin);
     char *text = key ? json_dumps(key, JSON_COMPACT) : NULL;
     err_t rc = ok ? constraint_grammar(x->s, text, &spec, &x->tool_grammar, e)
                   : err_set(e, ERR_NOMEM, "tools: out of memory");

@@ -39,7 +39,8 @@ static const struct row {
 static const struct row *row_of(int status)
 {
     size_t i = sizeof rows / sizeof rows[0];
-    while (i > 1 && rows[i - 1].status > status) i--;
+    while (i > 1 && rows[i - 1].status > status)
+        i--;
     return &rows[i - 1];
 }
 
@@ -50,7 +51,8 @@ static size_t param_len(const char *message)
     return n && message[n] == ':' ? n : 0;
 }
 
-static void put_nested(struct buf *b, enum error_form form, int status, const struct row *r, const char *message)
+static void put_nested(struct buf *b, enum error_form form, int status, const struct row *r,
+                       const char *message)
 {
     size_t n = param_len(message);
     buf_puts(b, "{\"message\":");
@@ -60,8 +62,10 @@ static void put_nested(struct buf *b, enum error_form form, int status, const st
         buf_puts(b, "\"model\",\"code\":\"model_not_found\"}");
         return;
     }
-    if (n && status < 500) put_str(b, message, n);
-    else buf_puts(b, "null");
+    if (n && status < 500)
+        put_str(b, message, n);
+    else
+        buf_puts(b, "null");
     buf_printf(b, ",\"code\":%d,\"retryable\":%s}", status, r->again ? "true" : "false");
 }
 

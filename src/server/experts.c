@@ -14,7 +14,8 @@ void experts_put(struct buf *b, const struct config *c, const struct request *r)
         here = n - at < BATCH ? n - at : BATCH;
         memset(wide, 0, here * 4);
         for (size_t i = 0; i < here; i++)
-            for (size_t k = 0; k < elem; k++) wide[i * 4 + k] = r->experts[(at + i) * elem + k];
+            for (size_t k = 0; k < elem; k++)
+                wide[i * 4 + k] = r->experts[(at + i) * elem + k];
         if (!base64_put(b, wide, here * 4)) return;
     }
 }
@@ -27,13 +28,15 @@ struct sink {
     struct err *e;
 };
 
-static err_t sink_open(struct sink *s, const struct config *c, size_t rows, const struct request *r, struct err *e)
+static err_t sink_open(struct sink *s, const struct config *c, size_t rows, const struct request *r,
+                       struct err *e)
 {
     size_t row = (size_t)c->n_layers * (size_t)c->top_k;
     *s = (struct sink){.c = c, .e = e};
     if (!c->n_experts) return err_set(e, ERR_INPUT, "routed_experts: the model has no experts");
     if (rows > (size_t)r->n_prompt)
-        return err_set(e, ERR_INPUT, "routed_experts: %zu rows for a prompt of %d tokens", rows, r->n_prompt);
+        return err_set(e, ERR_INPUT, "routed_experts: %zu rows for a prompt of %d tokens", rows,
+                       r->n_prompt);
     s->cap = rows * row;
     s->ids = mem_try_array(s->cap + 1, sizeof *s->ids);
     return s->ids ? OK : err_set(e, ERR_NOMEM, "routed_experts: out of memory");
@@ -46,11 +49,13 @@ static err_t sink_add(struct sink *s, int64_t id)
         s->ids[at] = (int16_t)id;
         return OK;
     }
-    return err_set(s->e, ERR_INPUT, "routed_experts[%zu][%zu][%zu]: %lld is not allowed; must be an expert, 0..%d",
+    return err_set(s->e, ERR_INPUT,
+                   "routed_experts[%zu][%zu][%zu]: %lld is not allowed; must be an expert, 0..%d",
                    at / k / layers, at / k % layers, at % k, (long long)id, s->c->n_experts - 1);
 }
 
-static err_t from_text(struct sink *s, const json_t *v, const struct config *c, const struct request *r, struct err *e)
+static err_t from_text(struct sink *s, const json_t *v, const struct config *c,
+                       const struct request *r, struct err *e)
 {
     size_t row = (size_t)c->n_layers * (size_t)c->top_k * 4;
     struct buf raw = {0};
@@ -59,12 +64,16 @@ static err_t from_text(struct sink *s, const json_t *v, const struct config *c, 
         rc = raw.failed ? err_set(e, ERR_NOMEM, "routed_experts: out of memory")
                         : err_set(e, ERR_INPUT, "routed_experts: this is not base64 with padding");
     if (!rc && row && raw.len % row)
-        rc = err_set(e, ERR_INPUT, "routed_experts: %zu bytes; must be int32 [tokens][%d layers][%d experts], %zu "
-                     "bytes a token", raw.len, c->n_layers, c->top_k, row);
+        rc =
+            err_set(e, ERR_INPUT,
+                    "routed_experts: %zu bytes; must be int32 [tokens][%d layers][%d experts], %zu "
+                    "bytes a token",
+                    raw.len, c->n_layers, c->top_k, row);
     if (!rc) rc = sink_open(s, c, row ? raw.len / row : 0, r, e);
     for (size_t i = 0; !rc && i < s->cap; i++) {
         const uint8_t *p = (const uint8_t *)raw.data + i * 4;
-        rc = sink_add(s, (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24));
+        rc = sink_add(s, (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
+                                   (uint32_t)p[3] << 24));
     }
     buf_release(&raw);
     return rc;
@@ -75,7 +84,8 @@ static err_t add_layer(struct sink *s, const json_t *v, size_t row, size_t layer
     for (size_t i = 0; i < (size_t)s->c->top_k; i++) {
         const json_t *id = json_array_get(v, i);
         if (!json_is_integer(id) || json_array_size(v) != (size_t)s->c->top_k)
-            return err_set(s->e, ERR_INPUT, "routed_experts[%zu][%zu]: must be a list of %d experts", row, layer,
+            return err_set(s->e, ERR_INPUT,
+                           "routed_experts[%zu][%zu]: must be a list of %d experts", row, layer,
                            s->c->top_k);
         err_t rc = sink_add(s, json_integer_value(id));
         if (rc) return rc;
@@ -83,14 +93,17 @@ static err_t add_layer(struct sink *s, const json_t *v, size_t row, size_t layer
     return OK;
 }
 
-static err_t from_lists(struct sink *s, const json_t *v, const struct config *c, const struct request *r, struct err *e)
+static err_t from_lists(struct sink *s, const json_t *v, const struct config *c,
+                        const struct request *r, struct err *e)
 {
     err_t rc = sink_open(s, c, json_array_size(v), r, e);
     for (size_t i = 0; !rc && i < json_array_size(v); i++) {
         const json_t *row = json_array_get(v, i);
         if (!json_is_array(row) || json_array_size(row) != (size_t)c->n_layers)
-            return err_set(e, ERR_INPUT, "routed_experts[%zu]: must be a list of %d layers", i, c->n_layers);
-        for (size_t l = 0; !rc && l < (size_t)c->n_layers; l++) rc = add_layer(s, json_array_get(row, l), i, l);
+            return err_set(e, ERR_INPUT, "routed_experts[%zu]: must be a list of %d layers", i,
+                           c->n_layers);
+        for (size_t l = 0; !rc && l < (size_t)c->n_layers; l++)
+            rc = add_layer(s, json_array_get(row, l), i, l);
     }
     return rc;
 }
@@ -98,9 +111,10 @@ static err_t from_lists(struct sink *s, const json_t *v, const struct config *c,
 static err_t read_given(const json_t *v, const struct config *c, struct request *r, struct err *e)
 {
     struct sink s = {0};
-    err_t rc = json_is_string(v)  ? from_text(&s, v, c, r, e)
-               : json_is_array(v) ? from_lists(&s, v, c, r, e)
-                                  : json_bad(e, "routed_experts", v, "base64, or a list [token][layer][expert]");
+    err_t rc = json_is_string(v) ? from_text(&s, v, c, r, e)
+               : json_is_array(v)
+                   ? from_lists(&s, v, c, r, e)
+                   : json_bad(e, "routed_experts", v, "base64, or a list [token][layer][expert]");
     r->forced = s.ids;
     r->n_forced = rc || !s.cap ? 0 : (int32_t)(s.cap / ((size_t)c->n_layers * (size_t)c->top_k));
     return rc;
@@ -113,8 +127,10 @@ err_t experts_read(const json_t *o, const struct config *c, struct request *r, s
     err_t rc = json_get_bool(o, "return_routed_experts", &r->want_experts, e);
     if (!rc) rc = json_get_int(o, "routed_experts_start_len", 0, INT32_MAX, &from, e);
     if (!rc && from > r->n_prompt)
-        rc = err_set(e, ERR_INPUT, "routed_experts_start_len: %lld is higher than the number of input tokens (%d)",
-                     (long long)from, r->n_prompt);
+        rc =
+            err_set(e, ERR_INPUT,
+                    "routed_experts_start_len: %lld is higher than the number of input tokens (%d)",
+                    (long long)from, r->n_prompt);
     r->experts_start = (int32_t)from;
     return rc || !given ? rc : read_given(given, c, r, e);
 }

@@ -16,7 +16,8 @@
 #include "server/json.h"
 
 /* The three fields of one prompt, which `r` has already. */
-err_t experts_read(const json_t *o, const struct config *c, struct request *r, struct err *e) MUST_USE;
+err_t experts_read(const json_t *o, const struct config *c, struct request *r,
+                   struct err *e) MUST_USE;
 /* The text of a done request's rows, without quotes. */
 void experts_put(struct buf *b, const struct config *c, const struct request *r);
 

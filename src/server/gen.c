@@ -11,7 +11,8 @@ static err_t make_slots(struct xchg *x, int n, struct err *e)
 {
     size_t total = (size_t)n * (size_t)x->n_prompts;
     if (total > GEN_MAX_REQUESTS)
-        return err_set(e, ERR_INPUT, "n: %d samples of %d prompts; at most %d in one call are allowed", n,
+        return err_set(e, ERR_INPUT,
+                       "n: %d samples of %d prompts; at most %d in one call are allowed", n,
                        x->n_prompts, GEN_MAX_REQUESTS);
     x->slots = mem_try_array(total, sizeof *x->slots);
     if (!x->slots) return err_set(e, ERR_NOMEM, "n: out of memory");
@@ -19,7 +20,8 @@ static err_t make_slots(struct xchg *x, int n, struct err *e)
     return OK;
 }
 
-struct request *gen_add(struct xchg *x, const json_t *params, enum sampling_api api, int sample, struct err *e)
+struct request *gen_add(struct xchg *x, const json_t *params, enum sampling_api api, int sample,
+                        struct err *e)
 {
     int n = 1;
     struct request *r = request_new();
@@ -45,12 +47,15 @@ struct request *gen_add(struct xchg *x, const json_t *params, enum sampling_api 
     return r;
 }
 
-err_t gen_text(struct xchg *x, struct request *r, const char *text, size_t n, bool bos, struct err *e)
+err_t gen_text(struct xchg *x, struct request *r, const char *text, size_t n, bool bos,
+               struct err *e)
 {
     const struct server_options *o = &x->s->o;
-    if (!o->tokenizer) return err_set(e, ERR_INPUT, "text: this server has no tokenizer; give input_ids");
+    if (!o->tokenizer)
+        return err_set(e, ERR_INPUT, "text: this server has no tokenizer; give input_ids");
     struct ids ids = {0};
-    if (bos && o->add_bos && !ids_push(&ids, o->bos_id)) return err_set(e, ERR_NOMEM, "text: out of memory");
+    if (bos && o->add_bos && !ids_push(&ids, o->bos_id))
+        return err_set(e, ERR_NOMEM, "text: out of memory");
     err_t rc = tokenizer_encode(o->tokenizer, &ids, text, n, e);
     if (rc) {
         ids_release(&ids);
@@ -63,9 +68,11 @@ err_t gen_text(struct xchg *x, struct request *r, const char *text, size_t n, bo
     return r->prompt ? OK : err_set(e, ERR_NOMEM, "text: out of memory");
 }
 
-err_t gen_prompt(struct xchg *x, struct request *r, const json_t *v, const char *name, struct err *e)
+err_t gen_prompt(struct xchg *x, struct request *r, const json_t *v, const char *name,
+                 struct err *e)
 {
-    if (json_is_string(v)) return gen_text(x, r, json_string_value(v), json_string_length(v), true, e);
+    if (json_is_string(v))
+        return gen_text(x, r, json_string_value(v), json_string_length(v), true, e);
     return json_ids(v, name, x->s->o.config->vocab_size, &r->prompt, &r->n_prompt, e);
 }
 
@@ -74,11 +81,13 @@ err_t gen_finish(struct xchg *x, struct request *r, struct err *e)
     int32_t context = x->s->o.context_len;
     if (!r->n_prompt) return err_set(e, ERR_INPUT, "input_ids cannot be empty.");
     if (r->n_prompt >= context)
-        return err_set(e, ERR_INPUT,
-                       "The input (%d tokens) is longer than the model's context length (%d tokens).",
-                       r->n_prompt, context);
+        return err_set(
+            e, ERR_INPUT,
+            "The input (%d tokens) is longer than the model's context length (%d tokens).",
+            r->n_prompt, context);
     if (r->logprob_start > r->n_prompt)
-        return err_set(e, ERR_INPUT, "logprob_start_len: %d is not allowed; must be in -1..%d (the prompt)",
+        return err_set(e, ERR_INPUT,
+                       "logprob_start_len: %d is not allowed; must be in -1..%d (the prompt)",
                        r->logprob_start, r->n_prompt);
     if (r->logprob_start == r->n_prompt) r->logprob_start = -1;
     if (r->max_new_tokens > context - r->n_prompt) r->max_new_tokens = context - r->n_prompt;
@@ -93,14 +102,16 @@ err_t gen_rid(struct request *r, const char *rid, int number, struct err *e)
     int len = number < 0 ? snprintf(r->rid, sizeof r->rid, "%s", rid)
                          : snprintf(r->rid, sizeof r->rid, "%s_%d", rid, number);
     if (len < (int)sizeof r->rid && *rid) return OK;
-    return err_set(e, ERR_INPUT, "rid: %d bytes are not allowed; must be 1..%zu", len, sizeof r->rid - 1);
+    return err_set(e, ERR_INPUT, "rid: %d bytes are not allowed; must be 1..%zu", len,
+                   sizeof r->rid - 1);
 }
 
 void slot_release(struct slot *sl)
 {
     const struct server_options *o = &sl->x->s->o;
     if (sl->counted && o->log_requests) request_log(sl->x, sl->r);
-    if (sl->counted && o->record) record_out(o->record, sl->x->id, sl->index, sl->r, gen_reason(sl->r));
+    if (sl->counted && o->record)
+        record_out(o->record, sl->x->id, sl->index, sl->r, gen_reason(sl->r));
     request_unref(sl->r);
     chat_parser_free(sl->parser);
     buf_release(&sl->experts);
@@ -126,7 +137,8 @@ void gen_submit(struct xchg *x)
         x->replied = true; /* keeps the notifies of the others from building */
         x->stream = false;
         pthread_mutex_unlock(&x->m);
-        for (int32_t j = 0; j < i; j++) engine_abort_request(x->s->engine, x->slots[j].r);
+        for (int32_t j = 0; j < i; j++)
+            engine_abort_request(x->s->engine, x->slots[j].r);
         reply_err(x, &e);
         pthread_mutex_lock(&x->m);
         x->replied = false;
@@ -139,7 +151,8 @@ void gen_submit(struct xchg *x)
     x->submitted = true;
     bool gone = x->gone;
     pthread_mutex_unlock(&x->m);
-    for (int32_t i = 0; gone && i < x->n_slots; i++) engine_abort_request(x->s->engine, x->slots[i].r);
+    for (int32_t i = 0; gone && i < x->n_slots; i++)
+        engine_abort_request(x->s->engine, x->slots[i].r);
     if (x->stream) xchg_ready(x);
 }
 

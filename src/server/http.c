@@ -92,8 +92,10 @@ static enum MHD_Result send_reply(struct xchg *x)
         if (!r) mem_free(text);
     }
     if (!r) return MHD_NO;
-    if (x->type) MHD_add_response_header(r, "Content-Type", x->stream ? "text/event-stream" : x->type);
-    if (x->s->o.cors_origin) MHD_add_response_header(r, "Access-Control-Allow-Origin", x->s->o.cors_origin);
+    if (x->type)
+        MHD_add_response_header(r, "Content-Type", x->stream ? "text/event-stream" : x->type);
+    if (x->s->o.cors_origin)
+        MHD_add_response_header(r, "Access-Control-Allow-Origin", x->s->o.cors_origin);
     MHD_add_response_header(r, "x-request-id", x->id);
     if (x->stream) {
         MHD_add_response_header(r, "Cache-Control", "no-cache");
@@ -107,30 +109,36 @@ static enum MHD_Result send_reply(struct xchg *x)
 
 static void name_caller(struct xchg *x)
 {
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(x->c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(x->c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     char host[48], port[8];
     if (!info || !info->client_addr) return;
-    socklen_t n = info->client_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    if (getnameinfo(info->client_addr, n, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) == 0)
+    socklen_t n = info->client_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+                                                           : sizeof(struct sockaddr_in);
+    if (getnameinfo(info->client_addr, n, host, sizeof host, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV) == 0)
         snprintf(x->caller, sizeof x->caller, "%s:%s", host, port);
 }
 
 /* A browser asks first whether another origin's page may call. */
 static enum MHD_Result send_preflight(struct xchg *x)
 {
-    struct MHD_Response *r = MHD_create_response_from_buffer(0, (char *)(uintptr_t)"", MHD_RESPMEM_PERSISTENT);
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer(0, (char *)(uintptr_t) "", MHD_RESPMEM_PERSISTENT);
     if (!r) return MHD_NO;
     MHD_add_response_header(r, "Access-Control-Allow-Origin", x->s->o.cors_origin);
     MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, PUT, OPTIONS");
-    MHD_add_response_header(r, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id");
+    MHD_add_response_header(r, "Access-Control-Allow-Headers",
+                            "Authorization, Content-Type, X-Request-Id");
     MHD_add_response_header(r, "Access-Control-Max-Age", "600");
     enum MHD_Result rc = MHD_queue_response(x->c, 204, r);
     MHD_destroy_response(r);
     return rc;
 }
 
-static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char *url, const char *method,
-                                 const char *version, const char *data, size_t *n, void **state)
+static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char *url,
+                                 const char *method, const char *version, const char *data,
+                                 size_t *n, void **state)
 {
     struct server *s = cls;
     struct xchg *x = *state;
@@ -165,8 +173,10 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     x->suspended = true;
     MHD_suspend_connection(c);
     pthread_mutex_unlock(&x->m);
-    if (x->route->where == RUN_THREAD) xchg_thread(x);
-    else xchg_queue(x);
+    if (x->route->where == RUN_THREAD)
+        xchg_thread(x);
+    else
+        xchg_queue(x);
     return MHD_YES;
 }
 
@@ -180,8 +190,10 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **state,
     if (!x) return;
     watch_remove(&s->watch, x);
     pthread_mutex_lock(&s->m);
-    if (x->prev_live) x->prev_live->next_live = x->next_live;
-    else s->live = x->next_live;
+    if (x->prev_live)
+        x->prev_live->next_live = x->next_live;
+    else
+        s->live = x->next_live;
     if (x->next_live) x->next_live->prev_live = x->prev_live;
     pthread_mutex_unlock(&s->m);
     xchg_left(x);
@@ -197,7 +209,8 @@ void daemon_wake(struct server *s)
 
 static bool is_full(const struct server *s)
 {
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
+    const union MHD_DaemonInfo *info =
+        MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
     return info && info->num_connections >= s->max_connections;
 }
 
@@ -208,7 +221,8 @@ static void *daemon_main(void *arg)
     struct server *s = arg;
     bool full = false;
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD);
-    struct pollfd fds[2] = {{.fd = info->epoll_fd, .events = POLLIN}, {.fd = s->wake_fd, .events = POLLIN}};
+    struct pollfd fds[2] = {{.fd = info->epoll_fd, .events = POLLIN},
+                            {.fd = s->wake_fd, .events = POLLIN}};
     (void)pthread_setname_np(pthread_self(), "http");
     while (!s->daemon_ends) {
         MHD_UNSIGNED_LONG_LONG ms;
@@ -231,16 +245,17 @@ err_t http_start(struct server *s, struct err *e)
     snprintf(port, sizeof port, "%d", s->o.port);
     struct addrinfo hint = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *a = NULL;
     const char *host = s->o.host ? s->o.host : "127.0.0.1";
-    if (getaddrinfo(host, port, &hint, &a)) return err_set(e, ERR_INPUT, "host: cannot resolve %s", host);
+    if (getaddrinfo(host, port, &hint, &a))
+        return err_set(e, ERR_INPUT, "host: cannot resolve %s", host);
     s->max_connections = s->watch.n > 256 ? (unsigned)s->watch.n - 128 : 64;
     s->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME |
-            (a->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0),
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | (a->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0),
         (uint16_t)s->o.port, NULL, NULL, on_access, s, MHD_OPTION_SOCK_ADDR, a->ai_addr,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT, s->max_connections,
-        MHD_OPTION_NOTIFY_CONNECTION, watch_connection, &s->watch, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->o.keep_alive_s,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536,
-        MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_END);
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT,
+        s->max_connections, MHD_OPTION_NOTIFY_CONNECTION, watch_connection, &s->watch,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->o.keep_alive_s,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536, MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u,
+        MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_END);
     freeaddrinfo(a);
     if (!s->daemon) return err_set(e, ERR_IO, "cannot listen on %s port %d", host, s->o.port);
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);

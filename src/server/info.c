@@ -80,10 +80,12 @@ static bool name_ok(const char *s, size_t n)
 static err_t check_key(const char *pair, size_t n, struct err *e)
 {
     if (pair[n] != '=' || !name_ok(pair, n))
-        return err_set(e, ERR_INPUT, "--server-info %.100s: must be KEY=VALUE, KEY of a-z, 0-9 and _", pair);
+        return err_set(e, ERR_INPUT,
+                       "--server-info %.100s: must be KEY=VALUE, KEY of a-z, 0-9 and _", pair);
     for (size_t i = 0; i < N_ROWS; i++)
         if (!rows[i].told && strlen(rows[i].name) == n && strncmp(rows[i].name, pair, n) == 0)
-            return err_set(e, ERR_INPUT, "--server-info %.100s: %s is a fact of this server, not only told", pair,
+            return err_set(e, ERR_INPUT,
+                           "--server-info %.100s: %s is a fact of this server, not only told", pair,
                            rows[i].name);
     return OK;
 }
@@ -117,7 +119,8 @@ err_t server_info_new(struct server_info **out, const char *const *pairs, size_t
         if ((rc = check_key(pairs[i], k, e)) != OK) break;
         char *json = value_json(pairs[i] + k + 1);
         if (json == NULL) {
-            rc = err_set(e, ERR_INPUT, "--server-info %.*s: the value is not UTF-8", (int)k, pairs[i]);
+            rc = err_set(e, ERR_INPUT, "--server-info %.*s: the value is not UTF-8", (int)k,
+                         pairs[i]);
             break;
         }
         struct told t = {mem_dup(pairs[i]), json};
@@ -150,13 +153,20 @@ static void put_row(struct buf *b, const struct row *r, const struct server_opti
     const void *at = (const char *)o + r->offset;
     const char *text = r->kind == TEXT ? *(const char *const *)at : NULL;
     buf_printf(b, "\"%s\":", r->name);
-    if (t) buf_puts(b, t->json);
-    else if (r->kind == JSON) buf_puts(b, r->json);
-    else if (r->kind == INT) buf_printf(b, "%d", *(const int *)at);
-    else if (r->kind == BOOL) buf_puts(b, *(const bool *)at ? "true" : "false");
-    else if (r->kind == PORT) buf_printf(b, "%d", port);
-    else if (text) put_str(b, text, strlen(text));
-    else buf_puts(b, "null");
+    if (t)
+        buf_puts(b, t->json);
+    else if (r->kind == JSON)
+        buf_puts(b, r->json);
+    else if (r->kind == INT)
+        buf_printf(b, "%d", *(const int *)at);
+    else if (r->kind == BOOL)
+        buf_puts(b, *(const bool *)at ? "true" : "false");
+    else if (r->kind == PORT)
+        buf_printf(b, "%d", port);
+    else if (text)
+        put_str(b, text, strlen(text));
+    else
+        buf_puts(b, "null");
 }
 
 static bool is_row(const char *name)
@@ -176,5 +186,6 @@ void info_put(struct buf *b, const struct server_options *o, int port)
         comma = ",";
     }
     for (size_t i = 0; o->info && i < o->info->n; i++)
-        if (!is_row(o->info->v[i].name)) buf_printf(b, ",\"%s\":%s", o->info->v[i].name, o->info->v[i].json);
+        if (!is_row(o->info->v[i].name))
+            buf_printf(b, ",\"%s\":%s", o->info->v[i].name, o->info->v[i].json);
 }

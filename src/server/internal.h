@@ -34,9 +34,10 @@ enum where { RUN_INLINE, RUN_WORKER, RUN_THREAD }; /* THREAD: may block for long
 enum route_flags {
     ROUTE_LOADING = 1, /* answered while the model loads, too */
     ROUTE_OPENAI = 2,  /* Content-Type is checked */
-    ROUTE_LATER = 4,   /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
+    ROUTE_LATER =
+        4, /* the handler calls xchg_ready, or a generation does; else its return ends the reply */
     ROUTE_GENERATES = 8, /* refused while --ready-after-update waits */
-    ROUTE_BYTES = 16   /* the body may be bytes that are no JSON, up to max_weight_body: body.c */
+    ROUTE_BYTES = 16     /* the body may be bytes that are no JSON, up to max_weight_body: body.c */
 };
 
 struct route {
@@ -66,10 +67,12 @@ struct slot {
     bool counted, role_sent, finished;
     struct slot_json json;
     struct chat_parser *parser; /* /v1/chat/completions; made when first needed */
-    struct buf experts; /* of a stream's ended request, in base64: made by a worker, since it may be large */
-    bool to_encode;     /* guarded by x->m */
+    /* of a stream's ended request, in base64: made by a worker, since it may be large */
+    struct buf experts;
+    bool to_encode; /* guarded by x->m */
     _Atomic bool encoded;
-    struct detok offsets; /* /v1/completions: where the next token begins in the text, in characters */
+    /* /v1/completions: where the next token begins in the text, in characters */
+    struct detok offsets;
     long long n_chars;
 };
 
@@ -82,7 +85,7 @@ struct xchg {
     char id[64];
     char caller[64]; /* address of the client; RUN_THREAD */
     char path[1100]; /* /v1/models/{id} has a model's path in it */
-    struct bytes { /* the body of a ROUTE_BYTES, if it is no JSON: mem_* */
+    struct bytes {   /* the body of a ROUTE_BYTES, if it is no JSON: mem_* */
         uint8_t *data;
         size_t len, cap;
     } bytes;
@@ -92,7 +95,8 @@ struct xchg {
     struct xchg *next_work, *prev_live, *next_live;
 
     pthread_mutex_t m;
-    bool suspended, wake, replied, gone, building, encoding, submitted, cut; /* cut: answered by the stop */
+    /* cut: answered by the stop */
+    bool suspended, wake, replied, gone, building, encoding, submitted, cut;
     int n_done;
 
     int status;
@@ -107,11 +111,11 @@ struct xchg {
     bool stream_end;
     /* OpenAI routes */
     bool return_meta, return_prompt_ids, each_usage, separate, think_inside;
-    const struct tool_format *tools;       /* calls that are looked for; NULL: none */
-    const struct reasoning_format *think;  /* NULL: none is expected */
-    const char *think_end;                 /* a grammar begins after it; NULL: at once */
-    const char *think_begin;               /* NULL: it has begun */
-    struct grammar *tool_grammar;          /* owned; tool_choice demands a call */
+    const struct tool_format *tools;      /* calls that are looked for; NULL: none */
+    const struct reasoning_format *think; /* NULL: none is expected */
+    const char *think_end;                /* a grammar begins after it; NULL: at once */
+    const char *think_begin;              /* NULL: it has begun */
+    struct grammar *tool_grammar;         /* owned; tool_choice demands a call */
     int n_prompts, n_samples;
     char *model;
     int64_t created;
@@ -146,9 +150,9 @@ struct server {
     struct engine *engine;
     _Atomic bool ready, draining, stopping;
     _Atomic bool woken, daemon_ends; /* http.c */
-    _Atomic int n_xchg; /* not freed; server_stop waits for the last */
-    pthread_mutex_t m; /* lanes, live list, progress */
-    struct lane lanes[2]; /* small bodies, big ones */
+    _Atomic int n_xchg;              /* not freed; server_stop waits for the last */
+    pthread_mutex_t m;               /* lanes, live list, progress */
+    struct lane lanes[2];            /* small bodies, big ones */
     struct xchg *live;
     float progress;
     char stage[128];
@@ -170,7 +174,7 @@ struct server {
 /* reply.c */
 void put_str(struct buf *b, const char *s, size_t n);   /* quoted JSON */
 void put_chars(struct buf *b, const char *s, size_t n); /* the same without the quotes */
-void put_real(struct buf *b, double d);               /* never NaN or inf */
+void put_real(struct buf *b, double d);                 /* never NaN or inf */
 void reply_text(struct xchg *x, int status, const char *type, const char *text);
 void put_spans(struct buf *b, const struct request *r); /* [[version, tokens], ...] */
 void put_id(char *out, size_t n, const char *prefix);
@@ -186,23 +190,24 @@ void error_put(struct buf *b, enum error_form form, int status, const char *mess
 /* They drop what the reply had so far. */
 void reply_failure(struct xchg *x, enum error_form form, int status, const char *message);
 void reply_error(struct xchg *x, int status, const char *message); /* ERROR_REPLY */
-void reply_err(struct xchg *x, const struct err *e);               /* the same, by the code's status */
+void reply_err(struct xchg *x, const struct err *e); /* the same, by the code's status */
 
 /* access.c */
-bool access_allowed(const struct xchg *x); /* it has the key that its route takes */
+bool access_allowed(const struct xchg *x);              /* it has the key that its route takes */
 bool access_refuse(struct xchg *x, const char *method); /* replied */
 /* http.c: the daemon and its thread */
 err_t http_start(struct server *s, struct err *e) MUST_USE;
 void daemon_wake(struct server *s);
 
 /* xchg.c */
-struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const char *url); /* NULL: no memory */
-void xchg_wake(struct xchg *x); /* x->m is held: its connection goes on */
+struct xchg *xchg_new(struct server *s, struct MHD_Connection *c,
+                      const char *url); /* NULL: no memory */
+void xchg_wake(struct xchg *x);         /* x->m is held: its connection goes on */
 void xchg_unref(struct xchg *x);
-void xchg_left(struct xchg *x);                  /* its client has */
-void xchg_ready(struct xchg *x);                 /* the reply is complete: send it */
-void xchg_notify(void *slot);                    /* a request's notify */
-void xchg_encoded(struct slot *sl);              /* its last frame may be written now */
+void xchg_left(struct xchg *x);     /* its client has */
+void xchg_ready(struct xchg *x);    /* the reply is complete: send it */
+void xchg_notify(void *slot);       /* a request's notify */
+void xchg_encoded(struct slot *sl); /* its last frame may be written now */
 
 /* body.c: a request's body, collected by the I/O thread */
 void body_begin(struct xchg *x, const char *method);
@@ -215,18 +220,21 @@ void query_read(struct xchg *x); /* into x->query; I/O thread */
 
 /* work.c */
 void work_start(struct server *s);
-void work_stop(struct server *s);  /* when the lanes are empty */
-void xchg_queue(struct xchg *x);   /* a worker is to look at it */
-void xchg_thread(struct xchg *x);  /* a thread of its own is */
-void xchg_run(struct xchg *x);     /* the handler, now */
+void work_stop(struct server *s); /* when the lanes are empty */
+void xchg_queue(struct xchg *x);  /* a worker is to look at it */
+void xchg_thread(struct xchg *x); /* a thread of its own is */
+void xchg_run(struct xchg *x);    /* the handler, now */
 
 /* gen.c */
 #define GEN_MAX_REQUESTS 65536 /* prompts times samples of one call */
 /* The exchange's next request, with its sampling parameters, in its next slot: sample `sample` of a prompt, which
  * shares the seed of sample 0.  x->n_prompts is set; the first call sets x->n_samples.  NULL: refused. */
-struct request *gen_add(struct xchg *x, const json_t *params, enum sampling_api api, int sample, struct err *e);
-err_t gen_prompt(struct xchg *x, struct request *r, const json_t *v, const char *name, struct err *e);
-err_t gen_text(struct xchg *x, struct request *r, const char *text, size_t n, bool bos, struct err *e);
+struct request *gen_add(struct xchg *x, const json_t *params, enum sampling_api api, int sample,
+                        struct err *e);
+err_t gen_prompt(struct xchg *x, struct request *r, const json_t *v, const char *name,
+                 struct err *e);
+err_t gen_text(struct xchg *x, struct request *r, const char *text, size_t n, bool bos,
+               struct err *e);
 err_t gen_finish(struct xchg *x, struct request *r, struct err *e); /* length checks and caps */
 /* The client's id, "rid_number" where the call has several requests (number < 0: one).  Too long: refused. */
 err_t gen_rid(struct request *r, const char *rid, int number, struct err *e) MUST_USE;
@@ -239,11 +247,11 @@ const char *gen_reason(const struct request *r);
 /* constraint.c: what the output must be */
 /* regex, json_schema and response_format of a request's parameters; a sample after the first has what the first
  * has.  x->tool_grammar, when set, is the one that counts. */
-err_t constraint_parse(struct xchg *x, const json_t *params, enum sampling_api api, int sample, struct request *r,
-                       struct err *e) MUST_USE;
+err_t constraint_parse(struct xchg *x, const json_t *params, enum sampling_api api, int sample,
+                       struct request *r, struct err *e) MUST_USE;
 /* A compiled grammar with a reference for the caller; `key` names the spec and is taken. */
-err_t constraint_grammar(struct server *s, char *key, const struct grammar_spec *spec, struct grammar **out,
-                         struct err *e) MUST_USE;
+err_t constraint_grammar(struct server *s, char *key, const struct grammar_spec *spec,
+                         struct grammar **out, struct err *e) MUST_USE;
 void constraint_release(struct server *s);
 /* reqlog.c */
 void request_log(const struct xchg *x, const struct request *r);
@@ -280,7 +288,8 @@ void api_loads(struct xchg *x, const json_t *b);
 void api_get_load(struct xchg *x, const json_t *b);
 /* api_control.c */
 /* Fields of every update that say what it does with requests in flight, and refuse_older_version. */
-err_t api_in_flight(struct xchg *x, const json_t *b, struct update_options *o, struct err *e) MUST_USE;
+err_t api_in_flight(struct xchg *x, const json_t *b, struct update_options *o,
+                    struct err *e) MUST_USE;
 const char *api_pause_name(enum pause_mode m); /* NULL: not paused */
 void api_pause(struct xchg *x, const json_t *b);
 void api_continue(struct xchg *x, const json_t *b);
@@ -299,7 +308,8 @@ void api_multi_gpu(struct xchg *x, const json_t *b); /* what needs it: refused *
 /* api_memory.c */
 void api_release_memory(struct xchg *x, const json_t *b);
 void api_resume_memory(struct xchg *x, const json_t *b);
-bool memory_health(struct xchg *x, const struct engine_stats *st); /* replied: no generation is possible now */
+bool memory_health(struct xchg *x,
+                   const struct engine_stats *st); /* replied: no generation is possible now */
 /* api_weights.c */
 void api_get_weights(struct xchg *x, const json_t *b);
 void api_check_weights(struct xchg *x, const json_t *b);

@@ -11,11 +11,14 @@ static void put_triple(struct xchg *x, struct buf *b, int32_t id, double lp, boo
 {
     if (b->len) buf_putc(b, ',');
     buf_putc(b, '[');
-    if (null) buf_puts(b, "null");
-    else put_real(b, lp);
+    if (null)
+        buf_puts(b, "null");
+    else
+        put_real(b, lp);
     buf_printf(b, ",%d,", id);
     struct buf text = {0};
-    if (x->return_text && x->s->o.tokenizer && tokenizer_decode(x->s->o.tokenizer, &text, &id, 1, false))
+    if (x->return_text && x->s->o.tokenizer &&
+        tokenizer_decode(x->s->o.tokenizer, &text, &id, 1, false))
         put_str(b, text.data ? text.data : "", text.len);
     else
         buf_puts(b, "null");
@@ -24,7 +27,8 @@ static void put_triple(struct xchg *x, struct buf *b, int32_t id, double lp, boo
 }
 
 /* A position's list of n logprobs. */
-static void put_triples(struct xchg *x, struct buf *b, const int32_t *ids, const float *lp, int32_t n, bool null)
+static void put_triples(struct xchg *x, struct buf *b, const int32_t *ids, const float *lp,
+                        int32_t n, bool null)
 {
     struct buf list = {0};
     if (b->len) buf_putc(b, ',');
@@ -32,7 +36,8 @@ static void put_triples(struct xchg *x, struct buf *b, const int32_t *ids, const
         buf_puts(b, "null");
         return;
     }
-    for (int32_t k = 0; k < n; k++) put_triple(x, &list, ids[k], (double)lp[k], false);
+    for (int32_t k = 0; k < n; k++)
+        put_triple(x, &list, ids[k], (double)lp[k], false);
     buf_putc(b, '[');
     buf_put(b, list.data, list.len);
     buf_putc(b, ']');
@@ -45,7 +50,8 @@ static void put_top(struct xchg *x, struct buf *b, const struct top_row *row, bo
     put_triples(x, b, row->ids, row->logprobs, row->n, null);
 }
 
-static void put_of(struct xchg *x, struct buf *b, const struct request *r, const float *rows, int32_t i, bool null)
+static void put_of(struct xchg *x, struct buf *b, const struct request *r, const float *rows,
+                   int32_t i, bool null)
 {
     put_triples(x, b, r->of, rows + (size_t)i * (size_t)r->n_of, r->n_of, null);
 }
@@ -57,7 +63,8 @@ static void extend_input(struct xchg *x, struct slot *sl)
     struct slot_json *j = &sl->json;
     if (j->input.len || r->logprob_start < 0 || !r->prompt_done || !r->prompt_logprobs) return;
     for (int32_t i = 0; i < r->n_prompt - r->logprob_start; i++) {
-        put_triple(x, &j->input, r->prompt[r->logprob_start + i], (double)r->prompt_logprobs[i], i == 0);
+        put_triple(x, &j->input, r->prompt[r->logprob_start + i], (double)r->prompt_logprobs[i],
+                   i == 0);
         if (r->prompt_top) put_top(x, &j->input_top, &r->prompt_top[i], i == 0);
         if (r->prompt_of) put_of(x, &j->input_of, r, r->prompt_of, i, i == 0);
     }
@@ -75,7 +82,8 @@ static void extend(struct xchg *x, struct slot *sl, bool delta)
         buf_clear(&j->top);
         buf_clear(&j->of);
     }
-    if (r->text.data) put_chars(&j->text, r->text.data + sl->sent_text, r->text_sent - sl->sent_text);
+    if (r->text.data)
+        put_chars(&j->text, r->text.data + sl->sent_text, r->text_sent - sl->sent_text);
     for (int32_t i = sl->sent_ids; i < r->n_output; i++) {
         buf_printf(&j->ids, j->ids.len ? ",%d" : "%d", r->output_ids[i]);
         if (!r->want_logprobs) continue;
@@ -135,7 +143,8 @@ static void put_int32s(struct buf *b, const int32_t *v, size_t n)
     uint8_t bytes[4 * 768];
     for (size_t at = 0, here; at < n; at += here) {
         here = n - at < 768 ? n - at : 768;
-        for (size_t i = 0; i < here * 4; i++) bytes[i] = (uint8_t)((uint32_t)v[at + i / 4] >> 8 * (i % 4));
+        for (size_t i = 0; i < here * 4; i++)
+            bytes[i] = (uint8_t)((uint32_t)v[at + i / 4] >> 8 * (i % 4));
         base64_put(b, bytes, here * 4);
     }
 }
@@ -164,8 +173,8 @@ static void put_end(struct xchg *x, const struct slot *sl)
     struct timespec now;
     int64_t end = r->t_end ? r->t_end : clock_ns(), start = r->t_submit ? r->t_submit : end;
     clock_gettime(CLOCK_REALTIME, &now);
-    buf_printf(b, ",\"e2e_latency\":%.6f,\"response_sent_to_client_ts\":%lld.%06ld", (double)(end - start) * 1e-9,
-               (long long)now.tv_sec, now.tv_nsec / 1000);
+    buf_printf(b, ",\"e2e_latency\":%.6f,\"response_sent_to_client_ts\":%lld.%06ld",
+               (double)(end - start) * 1e-9, (long long)now.tv_sec, now.tv_nsec / 1000);
     if (r->want_kept) put_kept(b, r);
     if (!r->has_experts) return;
     put_list(b, ",\"routed_experts\":\"", &sl->experts, "");
@@ -184,10 +193,12 @@ static void put_meta(struct xchg *x, const struct slot *sl)
     char version[128];
     snprintf(version, sizeof version, "%s", r->weight_version);
     if (!*version) engine_weight_version(x->s->engine, version, sizeof version);
-    buf_printf(b, ",\"prompt_tokens\":%d,\"completion_tokens\":%d,\"cached_tokens\":%d,"
+    buf_printf(b,
+               ",\"prompt_tokens\":%d,\"completion_tokens\":%d,\"cached_tokens\":%d,"
                "\"cached_tokens_details\":null,\"reasoning_tokens\":0,\"num_retractions\":%d,"
                "\"sampling_seed\":%llu,\"weight_version\":",
-               r->n_prompt, r->n_output, r->cached_tokens, r->num_retractions, (unsigned long long)r->sp.seed);
+               r->n_prompt, r->n_output, r->cached_tokens, r->num_retractions,
+               (unsigned long long)r->sp.seed);
     put_str(b, version, strlen(version));
     buf_puts(b, ",\"weight_versions\":");
     put_spans(b, r);
@@ -206,7 +217,8 @@ static void put_result(struct xchg *x, struct slot *sl, bool delta)
     put_list(b, ",\"output_ids\":[", &sl->json.ids, "]");
     if (x->return_prompt) {
         buf_puts(b, ",\"prompt_token_ids\":[");
-        for (int32_t i = 0; i < r->n_prompt; i++) buf_printf(b, i ? ",%d" : "%d", r->prompt[i]);
+        for (int32_t i = 0; i < r->n_prompt; i++)
+            buf_printf(b, i ? ",%d" : "%d", r->prompt[i]);
         buf_putc(b, ']');
     }
     buf_puts(b, ",\"meta_info\":");
@@ -244,8 +256,10 @@ static struct slot *next_to_encode(struct xchg *x)
     pthread_mutex_lock(&x->m);
     for (int32_t i = 0; i < x->n_slots && !found; i++)
         if (x->slots[i].to_encode) found = &x->slots[i];
-    if (found) found->to_encode = false;
-    else x->encoding = false;
+    if (found)
+        found->to_encode = false;
+    else
+        x->encoding = false;
     pthread_mutex_unlock(&x->m);
     return found;
 }

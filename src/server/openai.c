@@ -9,9 +9,9 @@
 static err_t check_refused(const json_t *b, struct err *e)
 {
     static const char *const names[] = {
-        "return_hidden_states", "image_data", "video_data",
-        "audio_data",           "session_params",        "functions",  "audio",
-        "return_indexer_topk",  "return_sampling_mask"};
+        "return_hidden_states", "image_data", "video_data", "audio_data",
+        "session_params",       "functions",  "audio",      "return_indexer_topk",
+        "return_sampling_mask"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         const json_t *v = json_field(b, names[i]);
         if (v && !json_is_false(v) && !(json_is_array(v) && !json_array_size(v)))
@@ -90,7 +90,9 @@ err_t openai_add(struct xchg *x, const json_t *b, const json_t *prompt, const st
         if (!r) return e->code;
         err_t rc = text ? gen_text(x, r, text->data ? text->data : "", text->len, false, e)
                         : gen_prompt(x, r, prompt, x->chat ? "input_ids" : "prompt", e);
-        if (rc || (rc = read_extras(x, b, r, e)) || (rc = experts_read(b, x->s->o.config, r, e)) || (rc = gen_finish(x, r, e))) return rc;
+        if (rc || (rc = read_extras(x, b, r, e)) || (rc = experts_read(b, x->s->o.config, r, e)) ||
+            (rc = gen_finish(x, r, e)))
+            return rc;
     }
     return OK;
 }
@@ -162,16 +164,18 @@ void openai_usage(struct xchg *x, const struct slot *one)
         out += r->n_output;
         if (r->done) thought += reasoning_tokens(x, &x->slots[i]);
     }
-    buf_printf(&x->out,
-               "\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,", in,
-               out, in + out);
+    buf_printf(
+        &x->out,
+        "\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,", in,
+        out, in + out);
     if (x->s->o.cache_report)
         buf_printf(&x->out, "\"prompt_tokens_details\":{\"cached_tokens\":%lld},", cached);
     else
         buf_puts(&x->out, "\"prompt_tokens_details\":null,");
-    buf_printf(&x->out,
-               "\"reasoning_tokens\":%lld,\"completion_tokens_details\":{\"reasoning_tokens\":%lld}}",
-               thought, thought);
+    buf_printf(
+        &x->out,
+        "\"reasoning_tokens\":%lld,\"completion_tokens_details\":{\"reasoning_tokens\":%lld}}",
+        thought, thought);
 }
 
 void openai_extras(struct xchg *x, struct slot *sl, bool first)
@@ -210,8 +214,10 @@ static void put_experts(struct xchg *x)
     const struct slot *sl = &x->slots[0];
     if (!sl->r->has_experts) return;
     buf_puts(&x->out, ",\"sglext\":{\"routed_experts\":\"");
-    if (sl->encoded) buf_put(&x->out, sl->experts.data, sl->experts.len);
-    else experts_put(&x->out, x->s->o.config, sl->r);
+    if (sl->encoded)
+        buf_put(&x->out, sl->experts.data, sl->experts.len);
+    else
+        experts_put(&x->out, x->s->o.config, sl->r);
     buf_puts(&x->out, "\"}");
 }
 

@@ -8,8 +8,9 @@ static const struct {
     const char *name;
     enum { FLAG, NUMBER } kind;
 } typed[] = {
-    {"flush_cache", FLAG},       {"abort_all_requests", FLAG}, {"allow_quant_error", FLAG},
-    {"truncate_size", NUMBER},   {"restart", FLAG},            {"refuse_older_version", FLAG},
+    {"flush_cache", FLAG},       {"abort_all_requests", FLAG},
+    {"allow_quant_error", FLAG}, {"truncate_size", NUMBER},
+    {"restart", FLAG},           {"refuse_older_version", FLAG},
     {"drain_timeout", NUMBER},
 };
 
@@ -36,7 +37,8 @@ void query_put(json_t *to, const char *name, const char *value)
     if (v) json_object_set_new(to, name, v);
 }
 
-static enum MHD_Result argument(void *to, enum MHD_ValueKind kind, const char *name, const char *value)
+static enum MHD_Result argument(void *to, enum MHD_ValueKind kind, const char *name,
+                                const char *value)
 {
     (void)kind;
     if (value) query_put(to, name, value);

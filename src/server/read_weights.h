@@ -12,10 +12,10 @@ struct weight_reader {
 };
 
 /* Rows of the tensor's part; row0 a multiple of MEMORY_ROWS. */
-err_t weight_read_rows(struct weight_reader *r, size_t slot, const struct export_tensor *t, size_t row0, size_t n,
-                       void *to, struct err *e) MUST_USE;
+err_t weight_read_rows(struct weight_reader *r, size_t slot, const struct export_tensor *t,
+                       size_t row0, size_t n, void *to, struct err *e) MUST_USE;
 /* Appends the tensor's bytes. */
-err_t weight_read(struct weight_reader *r, size_t slot, const struct export_tensor *t, struct buf *out,
-                  struct err *e) MUST_USE;
+err_t weight_read(struct weight_reader *r, size_t slot, const struct export_tensor *t,
+                  struct buf *out, struct err *e) MUST_USE;
 
 #endif

@@ -21,7 +21,8 @@ struct record {
 err_t record_open(struct record **out, const char *dir, struct err *e)
 {
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/requests-%lld-%d.jsonl", dir, (long long)time(NULL), (int)getpid());
+    snprintf(path, sizeof path, "%s/requests-%lld-%d.jsonl", dir, (long long)time(NULL),
+             (int)getpid());
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0) return err_set(e, ERR_IO, "record: cannot create %s: %s", path, strerror(errno));
     struct record *r = mem_alloc(sizeof *r);
@@ -64,15 +65,18 @@ void record_in(struct record *r, const char *id, const char *path, const struct 
     line(r, &b);
 }
 
-void record_out(struct record *r, const char *id, int32_t index, const struct request *q, const char *finish)
+void record_out(struct record *r, const char *id, int32_t index, const struct request *q,
+                const char *finish)
 {
     struct buf b = {0};
     buf_puts(&b, "{\"out\":");
     put_str(&b, id, strlen(id));
     buf_printf(&b, ",\"index\":%d,\"rid\":", index);
     put_str(&b, q->rid, strlen(q->rid));
-    buf_printf(&b, ",\"seed\":%lld,\"prompt_tokens\":%d,\"ids\":[", (long long)q->sp.seed, q->n_prompt);
-    for (int32_t i = 0; i < q->n_output; i++) buf_printf(&b, i ? ",%d" : "%d", q->output_ids[i]);
+    buf_printf(&b, ",\"seed\":%lld,\"prompt_tokens\":%d,\"ids\":[", (long long)q->sp.seed,
+               q->n_prompt);
+    for (int32_t i = 0; i < q->n_output; i++)
+        buf_printf(&b, i ? ",%d" : "%d", q->output_ids[i]);
     buf_puts(&b, "],\"text\":");
     put_str(&b, q->text.data ? q->text.data : "", q->text_sent);
     buf_printf(&b, ",\"finish\":\"%s\",\"weight_version\":", finish);

@@ -21,6 +21,7 @@ struct record;
 err_t record_open(struct record **out, const char *dir, struct err *e) MUST_USE;
 void record_close(struct record *r); /* NULL: nothing */
 void record_in(struct record *r, const char *id, const char *path, const struct buf *body);
-void record_out(struct record *r, const char *id, int32_t index, const struct request *q, const char *finish);
+void record_out(struct record *r, const char *id, int32_t index, const struct request *q,
+                const char *finish);
 
 #endif

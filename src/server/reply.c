@@ -11,9 +11,12 @@ void put_chars(struct buf *b, const char *s, size_t n)
         unsigned char c = (unsigned char)s[i];
         if (c >= 0x20 && c != '"' && c != '\\') continue;
         buf_put(b, s + from, i - from);
-        if (c == '\n') buf_puts(b, "\\n");
-        else if (c == '"' || c == '\\') buf_putc(b, '\\'), buf_putc(b, (char)c);
-        else buf_printf(b, "\\u%04x", c);
+        if (c == '\n')
+            buf_puts(b, "\\n");
+        else if (c == '"' || c == '\\')
+            buf_putc(b, '\\'), buf_putc(b, (char)c);
+        else
+            buf_printf(b, "\\u%04x", c);
         from = i + 1;
     }
     if (n > from) buf_put(b, s + from, n - from);
@@ -28,8 +31,10 @@ void put_str(struct buf *b, const char *s, size_t n)
 
 void put_real(struct buf *b, double d)
 {
-    if (isfinite(d)) buf_printf(b, "%.9g", d);
-    else buf_puts(b, isnan(d) ? "null" : d < 0 ? "-3e38" : "3e38");
+    if (isfinite(d))
+        buf_printf(b, "%.9g", d);
+    else
+        buf_puts(b, isnan(d) ? "null" : d < 0 ? "-3e38" : "3e38");
 }
 
 void put_spans(struct buf *b, const struct request *r)
@@ -55,5 +60,6 @@ void put_id(char *out, size_t n, const char *prefix)
 {
     uint64_t r[2] = {0, 0};
     if (getrandom(r, sizeof r, 0) < 0) r[0] = (uint64_t)(uintptr_t)out;
-    snprintf(out, n, "%s%016llx%016llx", prefix, (unsigned long long)r[0], (unsigned long long)r[1]);
+    snprintf(out, n, "%s%016llx%016llx", prefix, (unsigned long long)r[0],
+             (unsigned long long)r[1]);
 }

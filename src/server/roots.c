@@ -7,14 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const fields[] = {"model_path", "local_checkpoint_dir", "source_dir",
-                                     "file_path",  "manifest",             "output_dir"};
+static const char *const fields[] = {
+    "model_path", "local_checkpoint_dir", "source_dir", "file_path", "manifest", "output_dir"};
 
 /* The real path of `path`, or of its nearest existing parent followed by what is missing. */
 static bool resolve(const char *path, char out[PATH_MAX])
 {
     char head[PATH_MAX];
-    if (snprintf(head, sizeof head, "%s", path) >= (int)sizeof head || strstr(path, "..")) return realpath(path, out);
+    if (snprintf(head, sizeof head, "%s", path) >= (int)sizeof head || strstr(path, ".."))
+        return realpath(path, out);
     while (!realpath(head, out)) {
         char *cut = strrchr(head, '/');
         if (errno != ENOENT || !cut || cut == head) return false;
@@ -32,7 +33,8 @@ static bool inside(const char *real, const char *root)
     return !strncmp(real, at, n) && (real[n] == 0 || real[n] == '/');
 }
 
-static err_t check(const char *const *roots, size_t n, const char *field, const char *path, struct err *e)
+static err_t check(const char *const *roots, size_t n, const char *field, const char *path,
+                   struct err *e)
 {
     char real[PATH_MAX], *found = NULL;
     bool known = resolve(path, real);
@@ -42,7 +44,8 @@ static err_t check(const char *const *roots, size_t n, const char *field, const 
     }
     for (size_t i = 0; known && i < n; i++)
         if (inside(real, roots[i])) return OK;
-    return err_set(e, ERR_INPUT, "%s: %s is not in a folder that --allowed-path names", field, path);
+    return err_set(e, ERR_INPUT, "%s: %s is not in a folder that --allowed-path names", field,
+                   path);
 }
 
 err_t roots_check(const char *const *roots, size_t n, const json_t *body, struct err *e)

@@ -82,7 +82,8 @@ static void api_refused(struct xchg *x, const json_t *b)
     (void)b;
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (path_is(refused[i].path, x->path))
-            snprintf(text, sizeof text, "%s is not served here: %s", refused[i].path, refused[i].why);
+            snprintf(text, sizeof text, "%s is not served here: %s", refused[i].path,
+                     refused[i].why);
     reply_error(x, 400, text);
 }
 
@@ -92,7 +93,8 @@ static void api_openapi(struct xchg *x, const json_t *b)
     openapi_put(&x->out);
 }
 
-static const struct route refusal = {"", M_GET | M_POST | M_PUT, FOR_USERS, RUN_WORKER, ROUTE_LOADING, api_refused};
+static const struct route refusal = {"",         M_GET | M_POST | M_PUT, FOR_USERS,
+                                     RUN_WORKER, ROUTE_LOADING,          api_refused};
 
 static const struct route routes[] = {
     {"/", M_GET, FOR_ALL, RUN_INLINE, ROUTE_LOADING, api_root},
@@ -120,7 +122,8 @@ static const struct route routes[] = {
     {"/start_profile", M_GET | M_POST, FOR_CONTROL, RUN_THREAD, 0, api_start_profile},
     {"/stop_profile", M_GET | M_POST, FOR_CONTROL, RUN_THREAD, 0, api_stop_profile},
     {"/update_weights_from_disk", M_POST, FOR_CONTROL, RUN_THREAD, 0, api_update_from_disk},
-    {"/update_weights_from_tensor", M_POST, FOR_CONTROL, RUN_THREAD, ROUTE_BYTES, api_update_from_tensor},
+    {"/update_weights_from_tensor", M_POST, FOR_CONTROL, RUN_THREAD, ROUTE_BYTES,
+     api_update_from_tensor},
     {"/begin_weight_update", M_POST, FOR_CONTROL, RUN_WORKER, 0, api_begin_update},
     {"/end_weight_update", M_POST, FOR_CONTROL, RUN_THREAD, 0, api_end_update},
     {"/get_weights_by_name", M_GET | M_POST, FOR_CONTROL, RUN_THREAD, 0, api_get_weights},
@@ -141,9 +144,12 @@ static const struct route routes[] = {
     {"/commit_weights", M_POST, FOR_CONTROL, RUN_THREAD, 0, api_commit_weights},
     {"/discard_staged_weights", M_POST, FOR_CONTROL, RUN_THREAD, 0, api_discard_weights},
     {"/weight_update_status", M_GET, FOR_CONTROL, RUN_INLINE, 0, api_update_status},
-    {"/generate", M_POST | M_PUT, FOR_USERS, RUN_WORKER, ROUTE_LATER | ROUTE_GENERATES, api_generate},
-    {"/v1/completions", M_POST, FOR_USERS, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_completions},
-    {"/v1/chat/completions", M_POST, FOR_USERS, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_chat},
+    {"/generate", M_POST | M_PUT, FOR_USERS, RUN_WORKER, ROUTE_LATER | ROUTE_GENERATES,
+     api_generate},
+    {"/v1/completions", M_POST, FOR_USERS, RUN_WORKER, ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES,
+     api_completions},
+    {"/v1/chat/completions", M_POST, FOR_USERS, RUN_WORKER,
+     ROUTE_OPENAI | ROUTE_LATER | ROUTE_GENERATES, api_chat},
 };
 
 const struct route *route_at(size_t i)

@@ -120,7 +120,8 @@ static err_t add_regex(struct request *r, const json_t *v, struct err *e)
 {
     int32_t at = r->n_stops + r->n_regexes;
     if (!json_is_string(v)) return json_bad(e, "stop_regex", v, "a string or a list of strings");
-    err_t rc = stop_regex_new(&r->regexes[r->n_regexes], json_string_value(v), json_string_length(v), e);
+    err_t rc =
+        stop_regex_new(&r->regexes[r->n_regexes], json_string_value(v), json_string_length(v), e);
     if (rc) return rc;
     r->n_regexes++;
     r->stop_bytes[at] = json_string_length(v);
@@ -136,7 +137,8 @@ static err_t read_regexes(const json_t *o, struct request *r, struct err *e)
     err_t rc = OK;
     if (!n) return OK;
     if (n > SAMPLING_MAX_REGEXES)
-        return err_set(e, ERR_INPUT, "stop_regex: %zu patterns, at most %d are allowed", n, SAMPLING_MAX_REGEXES);
+        return err_set(e, ERR_INPUT, "stop_regex: %zu patterns, at most %d are allowed", n,
+                       SAMPLING_MAX_REGEXES);
     char **stops = mem_try_array(all, sizeof *stops);
     size_t *bytes = mem_try_array(all, sizeof *bytes);
     r->regexes = mem_try_array(n, sizeof *r->regexes);
@@ -145,12 +147,14 @@ static err_t read_regexes(const json_t *o, struct request *r, struct err *e)
         mem_free(bytes);
         return err_set(e, ERR_NOMEM, "stop_regex: out of memory");
     }
-    for (int32_t i = 0; i < r->n_stops; i++) stops[i] = r->stops[i], bytes[i] = r->stop_bytes[i];
+    for (int32_t i = 0; i < r->n_stops; i++)
+        stops[i] = r->stops[i], bytes[i] = r->stop_bytes[i];
     mem_free(r->stops);
     mem_free(r->stop_bytes);
     r->stops = stops;
     r->stop_bytes = bytes;
-    for (size_t i = 0; !rc && i < n; i++) rc = add_regex(r, json_is_array(v) ? json_array_get(v, i) : v, e);
+    for (size_t i = 0; !rc && i < n; i++)
+        rc = add_regex(r, json_is_array(v) ? json_array_get(v, i) : v, e);
     return rc;
 }
 
@@ -276,8 +280,10 @@ static err_t read_custom(const json_t *o, struct request *r, struct err *e)
     if (v && !json_is_object(v)) return json_bad(e, "custom_params", v, "an object");
     err_t rc = json_get_bool(v, "return_top_p_token_ids", &r->want_kept, e);
     if (rc || !r->want_kept || greedy || filters) return rc;
-    return err_set(e, ERR_INPUT, "custom_params.return_top_p_token_ids: every token of the vocabulary would be kept; "
-                   "set top_p below 1 (or top_k, min_p)");
+    return err_set(
+        e, ERR_INPUT,
+        "custom_params.return_top_p_token_ids: every token of the vocabulary would be kept; "
+        "set top_p below 1 (or top_k, min_p)");
 }
 
 err_t sampling_parse(const json_t *o, enum sampling_api api, const struct config *cfg,
@@ -298,8 +304,9 @@ err_t sampling_parse(const json_t *o, enum sampling_api api, const struct config
     int64_t samples = 1, seed = -1, interval = r->stream_interval > 0 ? r->stream_interval : 1;
     const char *seed_name = api == SAMPLING_NATIVE ? "sampling_seed" : "seed";
     if ((rc = read_numbers(o, &r->sp, e)) || (rc = read_lengths(o, api, r, e)) ||
-        (rc = read_stops(o, r, e)) || (rc = read_regexes(o, r, e)) || (rc = read_stop_ids(o, cfg, r, e)) ||
-        (rc = read_bias(o, cfg, r, e)) || (rc = read_custom(o, r, e)) ||
+        (rc = read_stops(o, r, e)) || (rc = read_regexes(o, r, e)) ||
+        (rc = read_stop_ids(o, cfg, r, e)) || (rc = read_bias(o, cfg, r, e)) ||
+        (rc = read_custom(o, r, e)) ||
         (rc = json_get_int(o, "stream_interval", 1, INT32_MAX, &interval, e)) ||
         (rc = json_get_bool(o, "ignore_eos", &r->ignore_eos, e)) ||
         (rc = json_get_bool(o, "skip_special_tokens", &r->skip_special, e)) ||

@@ -7,8 +7,8 @@
 #include "model/config.h"
 #include "server/json.h"
 
-#define SAMPLING_MAX_N     128
-#define SAMPLING_MAX_STOPS 1024
+#define SAMPLING_MAX_N       128
+#define SAMPLING_MAX_STOPS   1024
 #define SAMPLING_MAX_REGEXES 8
 
 enum sampling_api { SAMPLING_NATIVE, SAMPLING_COMPLETION, SAMPLING_CHAT };

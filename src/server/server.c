@@ -154,7 +154,8 @@ bool server_stop(struct server *s)
         MHD_stop_daemon(s->daemon);
     }
     if (listener >= 0) close(listener);
-    for (int64_t until = clock_ns() + STOP_S * 1000000000ll; atomic_load(&s->n_xchg) > 0; usleep(1000))
+    for (int64_t until = clock_ns() + STOP_S * 1000000000ll; atomic_load(&s->n_xchg) > 0;
+         usleep(1000))
         if (clock_ns() > until) return false; /* the engine has not let go of their requests */
     watch_release(&s->watch);
     constraint_release(s);

@@ -36,35 +36,38 @@ struct server_options {
     int32_t bos_id;                    /* in front of text prompts if add_bos */
     bool add_bos;
     int32_t context_len;
-    size_t max_body_bytes;      /* 0: 64 MiB */
-    int keep_alive_s;           /* without a byte, and no request at work: a connection is closed; 0: never */
-    uint64_t max_weight_body;   /* of /update_weights_from_tensor; 0: 4 GiB */
-    const char *api_key;        /* NULL: none asked */
-    const char *preferred_sampling; /* JSON object under each sampling_params of /generate; NULL: none */
-    int stream_interval;            /* tokens from one frame of a stream to the next; below 1: 1 */
-    const char *admin_key;      /* the one that control routes take; NULL: api_key */
-    const char *const *roots;   /* [n_roots] folders where control routes may look (roots.h) */
+    size_t max_body_bytes; /* 0: 64 MiB */
+    int keep_alive_s; /* without a byte, and no request at work: a connection is closed; 0: never */
+    uint64_t max_weight_body; /* of /update_weights_from_tensor; 0: 4 GiB */
+    const char *api_key;      /* NULL: none asked */
+    /* JSON object under each sampling_params of /generate; NULL: none */
+    const char *preferred_sampling;
+    int stream_interval;      /* tokens from one frame of a stream to the next; below 1: 1 */
+    const char *admin_key;    /* the one that control routes take; NULL: api_key */
+    const char *const *roots; /* [n_roots] folders where control routes may look (roots.h) */
     size_t n_roots;
-    const char *cors_origin;    /* Access-Control-Allow-Origin; NULL: other origins' pages may not call */
-    const char *metrics_prefix; /* NULL: moult_ */
-    bool log_requests;          /* a line for each that ends */
-    struct record *record;      /* record.h; NULL: none */
-    bool incremental_streaming; /* /generate streams deltas rather than everything so far */
+    /* Access-Control-Allow-Origin; NULL: other origins' pages may not call */
+    const char *cors_origin;
+    const char *metrics_prefix;      /* NULL: moult_ */
+    bool log_requests;               /* a line for each that ends */
+    struct record *record;           /* record.h; NULL: none */
+    bool incremental_streaming;      /* /generate streams deltas rather than everything so far */
     enum in_flight update_in_flight; /* of updates that do not say */
-    double update_drain_s;      /* the same; 0: no limit */
-    bool ready_after_update;    /* generation and health answer 503 until an update has succeeded */
-    bool cache_report;          /* usage tells cached tokens */
+    double update_drain_s;           /* the same; 0: no limit */
+    bool ready_after_update; /* generation and health answer 503 until an update has succeeded */
+    bool cache_report;       /* usage tells cached tokens */
     const struct tool_format *tool_format;           /* chat_parse.h; NULL: tool calls stay text */
     const struct reasoning_format *reasoning_format; /* NULL: reasoning stays text */
-    int max_running;            /* this and what follows: told in /server_info only */
+    int max_running; /* this and what follows: told in /server_info only */
     bool keep_experts, memory_saver;
     const char *dtype, *load_format, *kv_cache_dtype, *quantization; /* as asked for; NULL: null */
-    const struct server_info *info;                                  /* NULL: nothing is told otherwise */
+    const struct server_info *info; /* NULL: nothing is told otherwise */
 };
 
 /* KEY=VALUE pairs that /server_info tells: in place of what it would say of ranks and addresses, or besides.  VALUE is
  * JSON, or else a string.  ERR_INPUT: no such pair, a key twice, or one that is a fact of the server. */
-err_t server_info_new(struct server_info **out, const char *const *pairs, size_t n, struct err *e) MUST_USE;
+err_t server_info_new(struct server_info **out, const char *const *pairs, size_t n,
+                      struct err *e) MUST_USE;
 void server_info_free(struct server_info *s);
 
 err_t server_start(struct server **out, const struct server_options *o, struct err *e) MUST_USE;

@@ -12,18 +12,21 @@
 
 static int fd_of(struct MHD_Connection *c, const struct watch *w)
 {
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
     return info && info->connect_fd >= 0 && info->connect_fd < w->n ? info->connect_fd : -1;
 }
 
 /* Tells once; an end that is there already is told at once. */
 static void arm(const struct watch *w, int how, int fd)
 {
-    struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.u64 = (uint64_t)w->at[fd].gen << 32 | (uint32_t)fd};
+    struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLONESHOT,
+                             .data.u64 = (uint64_t)w->at[fd].gen << 32 | (uint32_t)fd};
     epoll_ctl(w->epoll_fd, how, fd, &ev);
 }
 
-void watch_connection(void *watch, struct MHD_Connection *c, void **state, enum MHD_ConnectionNotificationCode code)
+void watch_connection(void *watch, struct MHD_Connection *c, void **state,
+                      enum MHD_ConnectionNotificationCode code)
 {
     struct watch *w = watch;
     int fd = fd_of(c, w);
@@ -70,8 +73,10 @@ static void on_end(struct watch *w, uint32_t fd, uint32_t gen)
 {
     pthread_mutex_lock(&w->m);
     struct xchg *x = w->at[fd].gen == gen ? w->at[fd].x : NULL;
-    if (x) atomic_fetch_add(&x->refs, 1);
-    else if (w->at[fd].gen == gen) put_ended(w, fd, gen);
+    if (x)
+        atomic_fetch_add(&x->refs, 1);
+    else if (w->at[fd].gen == gen)
+        put_ended(w, fd, gen);
     pthread_mutex_unlock(&w->m);
     if (!x) return;
     xchg_left(x);

@@ -28,13 +28,13 @@ struct watch {
     struct watched {
         struct xchg *x; /* at work, or NULL */
         uint32_t gen;   /* of the connection, against reuse of its descriptor; 0: closed */
-    } *at;              /* [n] by descriptor */
+    } * at;             /* [n] by descriptor */
     uint32_t next_gen;
     /* Ring of n: connections that ended with no request, and when to look at them again. */
     struct ended {
         int64_t due; /* clock_ns */
         uint32_t fd, gen;
-    } *ended;
+    } * ended;
     int first, n_ended;
 };
 

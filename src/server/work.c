@@ -16,7 +16,8 @@ void xchg_run(struct xchg *x)
     json_t *body = NULL;
     x->status = 200;
     x->type = "application/json";
-    if (x->s->o.record && (x->route->flags & ROUTE_LATER)) record_in(x->s->o.record, x->id, x->path, &x->body);
+    if (x->s->o.record && (x->route->flags & ROUTE_LATER))
+        record_in(x->s->o.record, x->id, x->path, &x->body);
     if (x->body.len) {
         body = json_parse_object(x->body.data, x->body.len, &e);
         buf_release(&x->body); /* it may be large, and the generation long */
@@ -27,8 +28,8 @@ void xchg_run(struct xchg *x)
         }
     }
     const struct server_options *o = &x->s->o;
-    if (x->route->who == FOR_CONTROL &&
-        (roots_check(o->roots, o->n_roots, body, &e) || roots_check(o->roots, o->n_roots, x->query, &e))) {
+    if (x->route->who == FOR_CONTROL && (roots_check(o->roots, o->n_roots, body, &e) ||
+                                         roots_check(o->roots, o->n_roots, x->query, &e))) {
         reply_err(x, &e);
         json_decref(body);
         xchg_ready(x);
@@ -66,8 +67,10 @@ void xchg_queue(struct xchg *x)
     atomic_fetch_add(&x->refs, 1);
     pthread_mutex_lock(&s->m);
     x->next_work = NULL;
-    if (l->tail) l->tail->next_work = x;
-    else l->head = x;
+    if (l->tail)
+        l->tail->next_work = x;
+    else
+        l->head = x;
     l->tail = x;
     pthread_cond_signal(&l->cond);
     pthread_mutex_unlock(&s->m);
@@ -80,7 +83,8 @@ static void *worker(void *arg)
     (void)pthread_setname_np(pthread_self(), "parse");
     pthread_mutex_lock(&s->m);
     for (;;) {
-        while (!l->head && !s->quit) pthread_cond_wait(&l->cond, &s->m);
+        while (!l->head && !s->quit)
+            pthread_cond_wait(&l->cond, &s->m);
         struct xchg *x = l->head;
         if (!x) break;
         l->head = x->next_work;
@@ -100,7 +104,8 @@ void work_start(struct server *s)
         struct lane *l = &s->lanes[k];
         l->s = s;
         CHECK(pthread_cond_init(&l->cond, NULL) == 0);
-        for (int i = 0; i < 2; i++) CHECK(pthread_create(&l->workers[i], NULL, worker, l) == 0);
+        for (int i = 0; i < 2; i++)
+            CHECK(pthread_create(&l->workers[i], NULL, worker, l) == 0);
     }
 }
 
@@ -108,10 +113,12 @@ void work_stop(struct server *s)
 {
     pthread_mutex_lock(&s->m);
     s->quit = true;
-    for (int k = 0; k < 2; k++) pthread_cond_broadcast(&s->lanes[k].cond);
+    for (int k = 0; k < 2; k++)
+        pthread_cond_broadcast(&s->lanes[k].cond);
     pthread_mutex_unlock(&s->m);
     for (int k = 0; k < 2; k++) {
-        for (int i = 0; i < 2; i++) pthread_join(s->lanes[k].workers[i], NULL);
+        for (int i = 0; i < 2; i++)
+            pthread_join(s->lanes[k].workers[i], NULL);
         pthread_cond_destroy(&s->lanes[k].cond);
     }
 }

@@ -8,7 +8,8 @@
 static void xchg_free(struct xchg *x)
 {
     struct server *s = x->s;
-    for (int32_t i = 0; i < x->n_slots; i++) slot_release(&x->slots[i]);
+    for (int32_t i = 0; i < x->n_slots; i++)
+        slot_release(&x->slots[i]);
     mem_free(x->slots);
     mem_free(x->model);
     grammar_unref(x->tool_grammar);
@@ -48,8 +49,10 @@ void xchg_encoded(struct slot *sl)
     struct xchg *x = sl->x;
     pthread_mutex_lock(&x->m);
     sl->encoded = true;
-    if (x->replied && x->stream) xchg_wake(x);
-    else x->wake = true;
+    if (x->replied && x->stream)
+        xchg_wake(x);
+    else
+        x->wake = true;
     pthread_mutex_unlock(&x->m);
 }
 
@@ -71,8 +74,10 @@ void xchg_notify(void *ctx)
         queue = ++x->n_done == x->n_slots && !x->stream && !x->replied;
         if (queue) x->building = true;
     }
-    if (x->replied && x->stream) xchg_wake(x);
-    else x->wake = true;
+    if (x->replied && x->stream)
+        xchg_wake(x);
+    else
+        x->wake = true;
     pthread_mutex_unlock(&x->m);
     if (queue || encode) xchg_queue(x);
     if (drop) xchg_unref(x);
@@ -86,7 +91,8 @@ void xchg_left(struct xchg *x)
     int32_t n = x->submitted && x->n_done < x->n_slots ? x->n_slots : 0;
     if (x->replied && x->stream) xchg_wake(x);
     pthread_mutex_unlock(&x->m);
-    for (int32_t i = 0; i < n; i++) engine_abort_request(x->s->engine, x->slots[i].r);
+    for (int32_t i = 0; i < n; i++)
+        engine_abort_request(x->s->engine, x->slots[i].r);
 }
 
 struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const char *url)
@@ -103,9 +109,12 @@ struct xchg *xchg_new(struct server *s, struct MHD_Connection *c, const char *ur
     x->route = route_find(x->path);
     const char *id = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "x-request-id");
     bool plain = id && *id && strlen(id) < sizeof x->id;
-    for (const char *p = id; plain && *p; p++) plain = *p > 0x20 && *p < 0x7f;
-    if (plain) snprintf(x->id, sizeof x->id, "%s", id);
-    else put_id(x->id, sizeof x->id, "");
+    for (const char *p = id; plain && *p; p++)
+        plain = *p > 0x20 && *p < 0x7f;
+    if (plain)
+        snprintf(x->id, sizeof x->id, "%s", id);
+    else
+        put_id(x->id, sizeof x->id, "");
     pthread_mutex_lock(&s->m);
     x->next_live = s->live;
     if (s->live) s->live->prev_live = x;

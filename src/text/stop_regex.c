@@ -27,9 +27,10 @@ static err_t compile(struct stop_regex *s, const char *pattern, size_t n, struct
         pcre2_set_match_limit(s->ctx, STEPS);
         pcre2_set_depth_limit(s->ctx, STEPS);
         pcre2_set_heap_limit(s->ctx, HEAP_KIB);
-        s->code = pcre2_compile((PCRE2_SPTR)pattern, n,
-                                PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C,
-                                &code, &at, cc);
+        s->code =
+            pcre2_compile((PCRE2_SPTR)pattern, n,
+                          PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C,
+                          &code, &at, cc);
     }
     bool nomem = !cc || !s->ctx;
     pcre2_compile_context_free(cc);
@@ -38,8 +39,8 @@ static err_t compile(struct stop_regex *s, const char *pattern, size_t n, struct
     if (s->code) return OK;
     char why[160];
     pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
-    return err_set(e, ERR_INPUT, "stop_regex: \"%.100s\" is no pattern: %s at byte %zu", pattern, why,
-                   (size_t)at);
+    return err_set(e, ERR_INPUT, "stop_regex: \"%.100s\" is no pattern: %s at byte %zu", pattern,
+                   why, (size_t)at);
 }
 
 err_t stop_regex_new(struct stop_regex **out, const char *pattern, size_t n, struct err *e)

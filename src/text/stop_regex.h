@@ -19,7 +19,8 @@
 struct stop_regex;
 typedef enum { STOP_REGEX_NONE, STOP_REGEX_FOUND, STOP_REGEX_FAILED } stop_regex_t;
 
-err_t stop_regex_new(struct stop_regex **out, const char *pattern, size_t n, struct err *e) MUST_USE;
+err_t stop_regex_new(struct stop_regex **out, const char *pattern, size_t n,
+                     struct err *e) MUST_USE;
 void stop_regex_free(struct stop_regex *s);
 /* FOUND: the match begins at *at.  FAILED: `e` says why (too many steps, no memory). */
 stop_regex_t stop_regex_search(struct stop_regex *s, const char *text, size_t n, size_t *at,

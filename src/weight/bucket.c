@@ -59,10 +59,9 @@ err_t buckets_add(struct buckets *b, void *bytes, uint64_t n, uint64_t limit, st
     char name[48];
     struct st_file f;
     if (b->bytes > limit || n > limit - b->bytes)
-        return err_set(e, ERR_TOOBIG,
-                       "%llu bytes of tensors and %llu more; a whole update has at most %llu",
-                       (unsigned long long)b->bytes, (unsigned long long)n,
-                       (unsigned long long)limit);
+        return err_set(
+            e, ERR_TOOBIG, "%llu bytes of tensors and %llu more; a whole update has at most %llu",
+            (unsigned long long)b->bytes, (unsigned long long)n, (unsigned long long)limit);
     snprintf(name, sizeof name, "bucket %zu", b->n + 1);
     err_t rc = st_open_memory(&f, name, bytes, n, e);
     if (rc != OK) return rc;

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define MAX_FILES  4096
+#define MAX_FILES 4096
 
 /* ---- from a name to a folder ---- */
 
@@ -218,8 +218,8 @@ err_t checkpoint_stamp(char stamp[DIGEST_HEX], const char *dir, struct err *e)
             rc = err_set(e, ERR_IO, "%s/%s: %s", dir, files.v[i], strerror(errno));
             break;
         }
-        int64_t v[] = {(int64_t)st.st_size, (int64_t)st.st_mtim.tv_sec,
-                       (int64_t)st.st_mtim.tv_nsec, (int64_t)st.st_ino, (int64_t)st.st_dev};
+        int64_t v[] = {(int64_t)st.st_size, (int64_t)st.st_mtim.tv_sec, (int64_t)st.st_mtim.tv_nsec,
+                       (int64_t)st.st_ino, (int64_t)st.st_dev};
         digest_add(&sum, files.v[i], strlen(files.v[i]) + 1);
         digest_add(&sum, v, sizeof v);
     }
@@ -252,9 +252,11 @@ static err_t check_settled(const char *dir, struct err *e)
 {
     struct buf p = {0};
     err_t rc = OK;
-    if (!buf_printf(&p, "%s/" SYNC_JOURNAL, dir)) rc = err_set(e, ERR_NOMEM, "%s: no memory for the path", dir);
+    if (!buf_printf(&p, "%s/" SYNC_JOURNAL, dir))
+        rc = err_set(e, ERR_NOMEM, "%s: no memory for the path", dir);
     else if (file_exists(p.data))
-        rc = err_set(e, ERR_STATE, "%s: a pull is replacing its files, or was cut short; pull again", p.data);
+        rc = err_set(e, ERR_STATE,
+                     "%s: a pull is replacing its files, or was cut short; pull again", p.data);
     buf_release(&p);
     return rc;
 }

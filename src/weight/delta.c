@@ -23,11 +23,17 @@ err_t delta_version(int64_t *out, const json_t *v, const char *what, struct err 
 {
     const char *s = json_string_value(v);
     int64_t n = -1;
-    if (json_is_integer(v)) n = json_integer_value(v);
-    else if (s && *s && strlen(s) <= 9 && strspn(s, "0123456789") == strlen(s)) n = strtoll(s, NULL, 10);
+    if (json_is_integer(v))
+        n = json_integer_value(v);
+    else if (s && *s && strlen(s) <= 9 && strspn(s, "0123456789") == strlen(s))
+        n = strtoll(s, NULL, 10);
     if (n < 0 || n > DELTA_VERSION_MAX)
-        return err_set(e, ERR_INPUT, "%s: %s%.40s%s; must be a number of 0 to %d", what, s ? "\"" : "",
-                       s ? s : v ? "not a version" : "missing", s ? "\"" : "", DELTA_VERSION_MAX);
+        return err_set(e, ERR_INPUT, "%s: %s%.40s%s; must be a number of 0 to %d", what,
+                       s ? "\"" : "",
+                       s   ? s
+                       : v ? "not a version"
+                           : "missing",
+                       s ? "\"" : "", DELTA_VERSION_MAX);
     *out = n;
     return OK;
 }
@@ -41,14 +47,16 @@ static err_t load(json_t **root, const char *text, size_t n, const char *path, s
     if (json_is_object(*root) && (meta == NULL || json_is_object(meta))) return OK;
     json_decref(*root);
     *root = NULL;
-    return err_set(e, ERR_INPUT, "%s: %s: must be an object", path, meta ? "metadata" : "the index");
+    return err_set(e, ERR_INPUT, "%s: %s: must be an object", path,
+                   meta ? "metadata" : "the index");
 }
 
 err_t delta_is(bool *out, const char *text, size_t n, const char *path, struct err *e)
 {
     json_t *root = NULL;
     err_t rc = load(&root, text, n, path, e);
-    if (rc == OK) *out = json_object_get(json_object_get(root, "metadata"), "delta_encoding") != NULL;
+    if (rc == OK)
+        *out = json_object_get(json_object_get(root, "metadata"), "delta_encoding") != NULL;
     json_decref(root);
     return rc;
 }
@@ -56,29 +64,34 @@ err_t delta_is(bool *out, const char *text, size_t n, const char *path, struct e
 static const char *const encodings[] = {[DELTA_XOR] = "xor", [DELTA_OVERWRITE] = "overwrite"};
 
 /* One string of metadata; `allowed` is for the message. */
-static err_t meta_string(const char **out, const json_t *meta, const char *name, const char *allowed,
-                         struct err *e)
+static err_t meta_string(const char **out, const json_t *meta, const char *name,
+                         const char *allowed, struct err *e)
 {
     const json_t *v = json_object_get(meta, name);
     *out = json_string_value(v);
     if (*out) return OK;
-    return err_set(e, ERR_INPUT, "metadata.%s: %s; must be %s", name, v ? "not a string" : "missing", allowed);
+    return err_set(e, ERR_INPUT, "metadata.%s: %s; must be %s", name,
+                   v ? "not a string" : "missing", allowed);
 }
 
 static err_t refuse(const char *name, const char *value, const char *allowed, struct err *e)
 {
-    return err_set(e, ERR_UNSUPPORTED, "metadata.%s: \"%.60s\" is not supported; must be %s", name, value, allowed);
+    return err_set(e, ERR_UNSUPPORTED, "metadata.%s: \"%.60s\" is not supported; must be %s", name,
+                   value, allowed);
 }
 
 static err_t parse_meta(struct delta_index *x, const json_t *meta, struct err *e)
 {
     const char *s = NULL;
     err_t rc = delta_version(&x->version, json_object_get(meta, "version"), "metadata.version", e);
-    if (rc == OK) rc = delta_version(&x->base, json_object_get(meta, "base_version"), "metadata.base_version", e);
+    if (rc == OK)
+        rc = delta_version(&x->base, json_object_get(meta, "base_version"), "metadata.base_version",
+                           e);
     if (rc == OK) rc = meta_string(&s, meta, "delta_encoding", "xor or overwrite", e);
     if (rc != OK) return rc;
     size_t i = 0, n = sizeof encodings / sizeof encodings[0];
-    while (i < n && strcmp(s, encodings[i]) != 0) i++;
+    while (i < n && strcmp(s, encodings[i]) != 0)
+        i++;
     if (i == n) return refuse("delta_encoding", s, "xor or overwrite", e);
     x->encoding = (enum delta_encoding)i;
     rc = meta_string(&s, meta, "compression_format", "zstd", e);
@@ -102,22 +115,24 @@ static err_t parse_map(struct delta_index *x, json_t *map, struct err *e)
     const char *tensor;
     json_t *v;
     if (!json_is_object(map))
-        return err_set(e, ERR_INPUT, "weight_map: %s; must be an object", map ? "no object" : "missing");
+        return err_set(e, ERR_INPUT, "weight_map: %s; must be an object",
+                       map ? "no object" : "missing");
     if ((x->entries = mem_try_array(json_object_size(map), sizeof x->entries[0])) == NULL)
         return err_set(e, ERR_NOMEM, "no memory for %zu tensors", json_object_size(map));
     json_object_foreach(map, tensor, v)
     {
         const char *file = json_string_value(v);
         if (!delta_plain_name(file))
-            return err_set(e, ERR_INPUT, "weight_map: %.200s: \"%.200s\" is not a plain file name", tensor,
-                           file ? file : "");
+            return err_set(e, ERR_INPUT, "weight_map: %.200s: \"%.200s\" is not a plain file name",
+                           tensor, file ? file : "");
         x->entries[x->n++] = (struct delta_entry){file, tensor};
     }
     if (x->n) qsort(x->entries, x->n, sizeof x->entries[0], by_file);
     return OK;
 }
 
-err_t delta_parse(struct delta_index *x, const char *text, size_t n, const char *path, struct err *e)
+err_t delta_parse(struct delta_index *x, const char *text, size_t n, const char *path,
+                  struct err *e)
 {
     struct delta_index t = {0};
     err_t rc = load(&t.root, text, n, path, e);
@@ -148,7 +163,8 @@ struct work {
     unsigned char *old, *change;
 };
 
-static err_t put(const struct delta_change *c, const unsigned char *p, size_t n, uint64_t at, struct err *e)
+static err_t put(const struct delta_change *c, const unsigned char *p, size_t n, uint64_t at,
+                 struct err *e)
 {
     while (n) {
         ssize_t k = pwrite(c->to, p, n, (off_t)at);
@@ -180,8 +196,10 @@ static void xor_into(unsigned char *to, const unsigned char *change, size_t n)
 {
     uint64_t *a = (uint64_t *)(void *)to;
     const uint64_t *b = (const uint64_t *)(const void *)change;
-    for (size_t i = 0; i < n / 8; i++) a[i] ^= b[i];
-    for (size_t i = n & ~(size_t)7; i < n; i++) to[i] ^= change[i];
+    for (size_t i = 0; i < n / 8; i++)
+        a[i] ^= b[i];
+    for (size_t i = n & ~(size_t)7; i < n; i++)
+        to[i] ^= change[i];
 }
 
 static err_t apply_xor(struct work *w, struct err *e)
@@ -239,7 +257,8 @@ static err_t peek_place(struct places *p, uint64_t *at, struct err *e)
     }
     *at = le32(p->w->change + 4 * p->at);
     if ((int64_t)*at > p->last && *at < c->bytes) return OK;
-    return err_set(e, ERR_INPUT, "%s: tensor %s: position %llu after %lld; they must ascend below %llu",
+    return err_set(e, ERR_INPUT,
+                   "%s: tensor %s: position %llu after %lld; they must ascend below %llu",
                    c->from->path, c->frame->name, (unsigned long long)*at, (long long)p->last,
                    (unsigned long long)c->bytes);
 }
@@ -255,8 +274,9 @@ static err_t open_places(struct places *p, struct err *e)
     p->count = le32(raw);
     p->last = -1;
     if (p->count > c->bytes)
-        return err_set(e, ERR_INPUT, "%s: tensor %s: %llu changes in a tensor of %llu bytes", c->from->path,
-                       c->frame->name, (unsigned long long)p->count, (unsigned long long)c->bytes);
+        return err_set(e, ERR_INPUT, "%s: tensor %s: %llu changes in a tensor of %llu bytes",
+                       c->from->path, c->frame->name, (unsigned long long)p->count,
+                       (unsigned long long)c->bytes);
     rc = zframe_open(&p->w->values, c->from, c->frame, e);
     if (rc == OK) rc = zframe_check(&p->w->values, 4 + 5 * p->count, e);
     uint64_t skip = 4 + 4 * p->count;
@@ -295,7 +315,8 @@ static err_t verify(const struct work *w, digest_t digest, struct err *e)
     digest_hex(&w->run, hex);
     if (strcmp(hex, c->checksum) == 0) return OK;
     return err_set(e, ERR_INPUT,
-                   "%s: tensor %s: %s of the result is %s, the version says %.64s: another base or a broken file",
+                   "%s: tensor %s: %s of the result is %s, the version says %.64s: another base or "
+                   "a broken file",
                    c->from->path, c->frame->name, digest_name(digest), hex, c->checksum);
 }
 
@@ -303,14 +324,17 @@ err_t delta_apply(const struct delta_change *c, enum delta_encoding encoding, di
                   struct err *e)
 {
     if (c->frame->dtype != ST_U8 || c->frame->n_dims != 1)
-        return err_set(e, ERR_INPUT, "%s: tensor %s: %s of %d dimensions; a change is U8 of one", c->from->path,
-                       c->frame->name, st_dtype_name(c->frame->dtype), c->frame->n_dims);
+        return err_set(e, ERR_INPUT, "%s: tensor %s: %s of %d dimensions; a change is U8 of one",
+                       c->from->path, c->frame->name, st_dtype_name(c->frame->dtype),
+                       c->frame->n_dims);
     if (c->checksum == NULL)
-        return err_set(e, ERR_INPUT, "%s: tensor %s: __metadata__ has no checksum", c->from->path, c->frame->name);
+        return err_set(e, ERR_INPUT, "%s: tensor %s: __metadata__ has no checksum", c->from->path,
+                       c->frame->name);
     struct work w = {.c = c, .old = mem_try(CHUNK), .change = mem_try(CHUNK)};
     err_t rc = OK;
     if (w.old == NULL || w.change == NULL)
-        rc = err_set(e, ERR_NOMEM, "%s: tensor %s: no memory to apply it", c->from->path, c->frame->name);
+        rc = err_set(e, ERR_NOMEM, "%s: tensor %s: no memory to apply it", c->from->path,
+                     c->frame->name);
     digest_init(&w.run, digest);
     if (rc == OK) rc = encoding == DELTA_XOR ? apply_xor(&w, e) : apply_overwrite(&w, e);
     if (rc == OK) rc = verify(&w, digest, e);

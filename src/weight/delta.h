@@ -35,7 +35,7 @@ struct delta_index {
     size_t n;
     struct delta_entry {
         const char *file, *tensor;
-    } * entries; /* by file, then by tensor */
+    } * entries;         /* by file, then by tensor */
     struct json_t *root; /* owns the strings */
 };
 
@@ -46,7 +46,8 @@ err_t delta_version(int64_t *out, const struct json_t *v, const char *what, stru
 
 /* Is this text of an index that of a delta?  ERR_INPUT if it is no index at all; `path` is for messages. */
 err_t delta_is(bool *out, const char *text, size_t n, const char *path, struct err *e) MUST_USE;
-err_t delta_parse(struct delta_index *x, const char *text, size_t n, const char *path, struct err *e) MUST_USE;
+err_t delta_parse(struct delta_index *x, const char *text, size_t n, const char *path,
+                  struct err *e) MUST_USE;
 void delta_free(struct delta_index *x);
 
 /* The change of one tensor, in place in a file that nobody else reads yet; different tensors may be changed by

@@ -108,9 +108,11 @@ err_t export_find(const struct store *s, const char *name, size_t *slot, size_t 
         *slot = store_find(s, other);
         if (*slot != SIZE_MAX && match(s, *slot, name, tensor)) return OK;
     }
-    return err_set(e, ERR_NOTFOUND,
-                   "name: %.200s is not resident; must be a tensor's name as Hugging Face's checkpoint "
-                   "has it, such as %s", name, store_slots(s) ? store_spec(s, 0)->name : "");
+    return err_set(
+        e, ERR_NOTFOUND,
+        "name: %.200s is not resident; must be a tensor's name as Hugging Face's checkpoint "
+        "has it, such as %s",
+        name, store_slots(s) ? store_spec(s, 0)->name : "");
 }
 
 bool export_has(const struct slot_spec *p, const struct export_tensor *t, const void *bytes)

@@ -237,15 +237,15 @@ static err_t check_all(struct check *c, const struct checkpoint *k, struct err *
     return err_set(e, ERR_INPUT, "manifest: %s", c->wrong.data ? c->wrong.data : "not met");
 }
 
-err_t manifest_check(const char *path, const struct checkpoint *k,
-                     struct update_progress *progress, struct err *e)
+err_t manifest_check(const char *path, const struct checkpoint *k, struct update_progress *progress,
+                     struct err *e)
 {
     struct check c = {.progress = progress, .piece = mem_try(PIECE)};
     struct buf at = {0};
     json_t *root = NULL;
     err_t rc = OK;
-    if (c.piece == NULL ||
-        !buf_printf(&at, "%s%s%s", strchr(path, '/') ? "" : k->dir, strchr(path, '/') ? "" : "/", path))
+    if (c.piece == NULL || !buf_printf(&at, "%s%s%s", strchr(path, '/') ? "" : k->dir,
+                                       strchr(path, '/') ? "" : "/", path))
         rc = err_set(e, ERR_NOMEM, "manifest: no memory to check it");
     if (rc == OK) rc = read_manifest(&root, &c, at.data, e);
     if (rc == OK) rc = check_all(&c, k, e);

@@ -20,7 +20,7 @@
 
 /* `path`: with a '/' as it is, else a file of the checkpoint's folder.  `progress` may be NULL; its
  * `cancel` ends the check with ERR_STATE.  ERR_INPUT: a manifest that is not one, or not met. */
-err_t manifest_check(const char *path, const struct checkpoint *c,
-                     struct update_progress *progress, struct err *e) MUST_USE;
+err_t manifest_check(const char *path, const struct checkpoint *c, struct update_progress *progress,
+                     struct err *e) MUST_USE;
 
 #endif

@@ -15,7 +15,7 @@
 struct pattern {
     syntax_t syntax;
     char *text;
-    uint64_t words; /* it matches no name that lacks one of them; 0: unknown */
+    uint64_t words;    /* it matches no name that lacks one of them; 0: unknown */
     pcre2_code *regex; /* of "re:", and what matching it needs; else NULL */
     pcre2_match_data *found;
     pcre2_match_context *limits;
@@ -93,8 +93,10 @@ err_t patterns_add(struct patterns *p, syntax_t syntax, const char *text, struct
     struct pattern t = {.syntax = syntax, .text = mem_dup_n(text, len)};
     if (t.text == NULL) return err_set(e, ERR_NOMEM, "no memory for a name");
     err_t rc = OK;
-    if (regex) rc = compile(&t, text + 3, e);
-    else if (syntax == SYNTAX_EXACT || strchr(text, '*') == NULL) t.words = words_of(text);
+    if (regex)
+        rc = compile(&t, text + 3, e);
+    else if (syntax == SYNTAX_EXACT || strchr(text, '*') == NULL)
+        t.words = words_of(text);
     if (rc != OK)
         pattern_free(&t);
     else

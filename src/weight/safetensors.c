@@ -277,9 +277,12 @@ static err_t squeezed(const struct st_file *f, size_t n, char *to, size_t *kept,
                 return err_set(e, ERR_IO, "%s: changed while it was being read", f->path);
             if (to) to[len] = c;
             len++;
-            if (escaped) escaped = false;
-            else if (in_string && c == '\\') escaped = true;
-            else if (c == '"') in_string = !in_string;
+            if (escaped)
+                escaped = false;
+            else if (in_string && c == '\\')
+                escaped = true;
+            else if (c == '"')
+                in_string = !in_string;
         }
         at += m;
     }

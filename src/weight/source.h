@@ -31,7 +31,7 @@ typedef enum {
 
 struct source {
     const struct st_file *file;
-    const struct st_tensor *tensor; /* NULL: the checkpoint has no such part */
+    const struct st_tensor *tensor;         /* NULL: the checkpoint has no such part */
     uint64_t first, row_stride, col_stride; /* elements */
     uint64_t rows, cols;
     convert_t convert;

@@ -58,7 +58,7 @@ struct spelling {
 
 struct spelled {
     format_t format;
-    const char *arrangement; /* "" a tensor of its own; "mixtral", "fused", ... */
+    const char *arrangement;        /* "" a tensor of its own; "mixtral", "fused", ... */
     struct source part[PART_COUNT]; /* PART_DATA always; others as the format and the file have */
 };
 

@@ -9,8 +9,8 @@ struct found {
     const struct checkpoint_entry *part[PART_COUNT]; /* NULL: none */
     bool inverse[PART_COUNT];
     const char *arrangement;
-    bool fused, interleaved; /* all experts in one tensor; gate and up rows in turn */
-    bool partial; /* the checkpoint may lack the sibling */
+    bool fused, interleaved;       /* all experts in one tensor; gate and up rows in turn */
+    bool partial;                  /* the checkpoint may lack the sibling */
     unsigned expert, half, halves; /* of a fused one: which expert, 0 or 1 of 1 or 2 */
     const struct checkpoint_entry *sibling; /* data of the layer's other fused tensor, or NULL */
 };

@@ -379,7 +379,8 @@ static err_t load_run(struct load *l, int n_threads, struct err *e)
 static err_t stage_plan(struct update *u, struct plan *plan, const struct stage_options *o,
                         struct update_progress *progress, struct err *e)
 {
-    struct load l = {.u = u, .plan = plan, .progress = progress, .any_bf16 = o->any_bf16, .nice = o->nice};
+    struct load l = {
+        .u = u, .plan = plan, .progress = progress, .any_bf16 = o->any_bf16, .nice = o->nice};
     err_t rc = plan_check(plan, store_spec(u->store, 0), e);
     if (rc == OK && o->manifest) rc = manifest_check(o->manifest, &plan->checkpoint, progress, e);
     if (rc == OK) rc = load_plan(&l, e);

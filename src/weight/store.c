@@ -19,8 +19,8 @@ struct store {
     struct memory memory;
     void *arena;
     _Atomic(void *) resting; /* the arena of the next update, or NULL */
-    void *backup; /* of a released arena, on the host */
-    bool lost;    /* the arena's bytes are no weights */
+    void *backup;            /* of a released arena, on the host */
+    bool lost;               /* the arena's bytes are no weights */
     uint64_t epoch;
     atomic_bool claimed;
 };

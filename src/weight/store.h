@@ -66,7 +66,7 @@ void store_put(const struct store *s, void *arena, size_t slot, part_t part, siz
 /* Host memory that puts need not copy (backend/memory.h, lend); NULL: take your own. */
 void *store_lend(const struct store *s, size_t bytes);
 void store_take_back(const struct store *s, void *lent); /* NULL is fine */
-void store_flush(const struct store *s); /* a thread that has put, at its end */
+void store_flush(const struct store *s);                 /* a thread that has put, at its end */
 void store_get_from(const struct store *s, const void *arena, void *canon, size_t slot, part_t part,
                     size_t row0, size_t n);
 void store_swap(struct store *s, void **a);

@@ -32,7 +32,7 @@ struct sync_options {
 
 struct sync_result {
     int64_t from, version; /* applied before and now; from may be SYNC_NONE */
-    int64_t seed;          /* the whole version it began with, 0: launch_dir, SYNC_NONE: the folder itself */
+    int64_t seed; /* the whole version it began with, 0: launch_dir, SYNC_NONE: the folder itself */
     int deltas;
     size_t tensors;      /* changed by them */
     uint64_t bytes;      /* written */

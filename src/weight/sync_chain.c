@@ -17,7 +17,8 @@ err_t chain_open(struct sync_chain *c, struct err *e)
     if (rc != OK) return rc;
     if ((c->fds = mem_try_array(c->base.n_files, sizeof c->fds[0])) == NULL)
         return err_set(e, ERR_NOMEM, "no memory for %zu files", c->base.n_files);
-    for (size_t i = 0; i < c->base.n_files; i++) c->fds[i] = -1;
+    for (size_t i = 0; i < c->base.n_files; i++)
+        c->fds[i] = -1;
     return OK;
 }
 
@@ -60,7 +61,8 @@ struct delta_files {
 
 static void files_close(struct delta_files *d)
 {
-    for (size_t i = 0; i < d->n; i++) st_close(&d->files[i]);
+    for (size_t i = 0; i < d->n; i++)
+        st_close(&d->files[i]);
     mem_free(d->files);
     mem_free(d->changes);
     delta_free(&d->index);
@@ -70,14 +72,15 @@ static err_t read_index(struct delta_index *x, const char *dir, int64_t version,
 {
     struct buf text = {0};
     char *path = sync_join(dir, CHECKPOINT_INDEX);
-    err_t rc = path ? file_read(&text, path, CHECKPOINT_INDEX_MAX, e) : err_set(e, ERR_NOMEM, "%s: no memory", dir);
+    err_t rc = path ? file_read(&text, path, CHECKPOINT_INDEX_MAX, e)
+                    : err_set(e, ERR_NOMEM, "%s: no memory", dir);
     if (rc == OK) rc = delta_parse(x, text.data, text.len, path, e);
     if (rc == OK && x->version != version)
         rc = err_set(e, ERR_INPUT, "%s: metadata.version: %lld; the folder's name says %lld", path,
                      (long long)x->version, (long long)version);
     if (rc == OK && x->base != version - 1)
-        rc = err_set(e, ERR_STATE, "%s: metadata.base_version: %lld; the checkpoint is at %lld", path, (long long)x->base,
-                     (long long)(version - 1));
+        rc = err_set(e, ERR_STATE, "%s: metadata.base_version: %lld; the checkpoint is at %lld",
+                     path, (long long)x->base, (long long)(version - 1));
     buf_release(&text);
     mem_free(path);
     return rc;
@@ -85,25 +88,31 @@ static err_t read_index(struct delta_index *x, const char *dir, int64_t version,
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp((*(const struct st_tensor *const *)a)->name, (*(const struct st_tensor *const *)b)->name);
+    return strcmp((*(const struct st_tensor *const *)a)->name,
+                  (*(const struct st_tensor *const *)b)->name);
 }
 
 /* The entries [first, last) of the index are file f's: exactly its tensors.  Both are in the order of names. */
-static err_t match(struct delta_files *d, const struct st_file *f, size_t first, size_t last, struct err *e)
+static err_t match(struct delta_files *d, const struct st_file *f, size_t first, size_t last,
+                   struct err *e)
 {
     const struct st_tensor **sorted = mem_try_array(f->n, sizeof(struct st_tensor *));
     if (sorted == NULL) return err_set(e, ERR_NOMEM, "%s: no memory for %zu names", f->path, f->n);
-    for (size_t i = 0; i < f->n; i++) sorted[i] = &f->tensors[i];
+    for (size_t i = 0; i < f->n; i++)
+        sorted[i] = &f->tensors[i];
     if (f->n) qsort(sorted, f->n, sizeof sorted[0], by_name);
     err_t rc = OK;
     for (size_t i = 0; rc == OK && (i < f->n || first + i < last); i++) {
         const char *have = i < f->n ? sorted[i]->name : NULL;
         const char *want = first + i < last ? d->index.entries[first + i].tensor : NULL;
         int order = have == NULL ? 1 : want == NULL ? -1 : strcmp(have, want);
-        if (order) rc = err_set(e, ERR_INPUT, "%s: tensor %.200s: %s", f->path, order < 0 ? have : want,
-                                order < 0 ? "the index does not list it" : "the index lists it, the file lacks it");
-        else d->changes[first + i] = (struct delta_change){.from = f, .frame = sorted[i],
-                                                            .checksum = st_metadata(f, have)};
+        if (order)
+            rc = err_set(e, ERR_INPUT, "%s: tensor %.200s: %s", f->path, order < 0 ? have : want,
+                         order < 0 ? "the index does not list it"
+                                   : "the index lists it, the file lacks it");
+        else
+            d->changes[first + i] = (struct delta_change){
+                .from = f, .frame = sorted[i], .checksum = st_metadata(f, have)};
     }
     mem_free(sorted);
     return rc;
@@ -113,14 +122,18 @@ static err_t open_files(struct delta_files *d, const char *dir, struct err *e)
 {
     const struct delta_entry *x = d->index.entries;
     size_t n = d->index.n, files = 0;
-    for (size_t i = 0; i < n; i++) files += i == 0 || strcmp(x[i].file, x[i - 1].file) != 0;
+    for (size_t i = 0; i < n; i++)
+        files += i == 0 || strcmp(x[i].file, x[i - 1].file) != 0;
     d->files = mem_try_array(files, sizeof d->files[0]);
     d->changes = mem_try_array(n, sizeof d->changes[0]);
-    if (d->files == NULL || d->changes == NULL) return err_set(e, ERR_NOMEM, "%s: no memory for %zu tensors", dir, n);
+    if (d->files == NULL || d->changes == NULL)
+        return err_set(e, ERR_NOMEM, "%s: no memory for %zu tensors", dir, n);
     for (size_t i = 0, last; i < n; i = last) {
-        for (last = i + 1; last < n && strcmp(x[last].file, x[i].file) == 0; last++) {}
+        for (last = i + 1; last < n && strcmp(x[last].file, x[i].file) == 0; last++) {
+        }
         char *path = sync_join(dir, x[i].file);
-        err_t rc = path ? st_open(&d->files[d->n], path, e) : err_set(e, ERR_NOMEM, "%s: no memory", dir);
+        err_t rc =
+            path ? st_open(&d->files[d->n], path, e) : err_set(e, ERR_NOMEM, "%s: no memory", dir);
         mem_free(path);
         if (rc != OK) return rc;
         rc = match(d, &d->files[d->n++], i, last, e);
@@ -136,8 +149,8 @@ static err_t aim(struct sync_chain *c, struct delta_files *d, struct err *e)
         struct delta_change *x = &d->changes[i];
         const struct checkpoint_entry *t = checkpoint_get(&c->base, x->frame->name);
         if (t == NULL)
-            return err_set(e, ERR_INPUT, "%s: tensor %.200s: the checkpoint has none of this name", x->from->path,
-                           x->frame->name);
+            return err_set(e, ERR_INPUT, "%s: tensor %.200s: the checkpoint has none of this name",
+                           x->from->path, x->frame->name);
         size_t file = (size_t)(t->file - c->base.files);
         err_t rc = writable(c, file, e);
         if (rc != OK) return rc;
@@ -187,7 +200,8 @@ static void change_one(void *arg, int i)
 static err_t change_all(const struct sync_chain *c, const struct delta_files *d, struct err *e)
 {
     struct crew w = {.d = d, .steps = c->dir->steps, .m = PTHREAD_MUTEX_INITIALIZER};
-    if (d->index.n > INT32_MAX) return err_set(e, ERR_TOOBIG, "%zu tensors in one delta", d->index.n);
+    if (d->index.n > INT32_MAX)
+        return err_set(e, ERR_TOOBIG, "%zu tensors in one delta", d->index.n);
     struct pool *p = pool_new(c->threads);
     pool_run(p, change_one, &w, (int)d->index.n);
     pool_free(p);
@@ -218,8 +232,10 @@ err_t chain_sync(const struct sync_chain *c, struct err *e)
         char *path = sync_join(c->dir->next, json_string_value(v));
         int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
         err_t rc = OK;
-        if (path == NULL) rc = err_set(e, ERR_NOMEM, "no memory for a path");
-        else if (fd < 0 || fsync(fd) != 0) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+        if (path == NULL)
+            rc = err_set(e, ERR_NOMEM, "no memory for a path");
+        else if (fd < 0 || fsync(fd) != 0)
+            rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
         if (fd >= 0) close(fd);
         mem_free(path);
         if (rc == OK) rc = sync_step(c->dir->steps, "sync", e);

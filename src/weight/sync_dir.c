@@ -47,7 +47,8 @@ static err_t system_err(struct err *e, const char *path)
 
 /* ---- files ---- */
 
-static err_t copy_bytes(int from, int to, const char *from_path, const char *to_path, uint64_t *bytes, struct err *e)
+static err_t copy_bytes(int from, int to, const char *from_path, const char *to_path,
+                        uint64_t *bytes, struct err *e)
 {
     static const size_t piece = (size_t)1 << 20;
     bool in_kernel = true; /* shares blocks where the file system can */
@@ -81,8 +82,8 @@ err_t sync_copy(const char *from, const char *to, uint64_t *bytes, struct err *e
     err_t rc = out < 0 ? system_err(e, to) : fstat(in, &st) != 0 ? system_err(e, from) : OK;
     if (rc == OK) rc = copy_bytes(in, out, from, to, &done, e);
     if (rc == OK && done != (uint64_t)st.st_size)
-        rc = err_set(e, ERR_IO, "%s: %llu bytes were copied of %llu", from, (unsigned long long)done,
-                     (unsigned long long)st.st_size);
+        rc = err_set(e, ERR_IO, "%s: %llu bytes were copied of %llu", from,
+                     (unsigned long long)done, (unsigned long long)st.st_size);
     close(in);
     if (out >= 0 && close(out) != 0 && rc == OK) rc = system_err(e, to);
     if (rc == OK) *bytes += done;
@@ -99,8 +100,10 @@ err_t sync_list(json_t *names, const char *dir, struct err *e)
     while (rc == OK && (f = readdir(d)) != NULL) {
         if (fstatat(dirfd(d), f->d_name, &st, 0) != 0 || !S_ISREG(st.st_mode)) continue;
         json_t *name = json_string(f->d_name);
-        if (name == NULL) rc = err_set(e, ERR_INPUT, "%s: a file's name is not UTF-8", dir);
-        else if (json_array_append_new(names, name) != 0) rc = no_memory(e, dir);
+        if (name == NULL)
+            rc = err_set(e, ERR_INPUT, "%s: a file's name is not UTF-8", dir);
+        else if (json_array_append_new(names, name) != 0)
+            rc = no_memory(e, dir);
     }
     closedir(d);
     return rc;
@@ -162,7 +165,8 @@ static err_t read_state(struct sync_dir *d, bool reseed, struct err *e)
     struct err why = {0};
     d->applied = SYNC_NONE;
     err_t rc = read_json(&root, d, STATE, &why);
-    if (rc == OK) rc = delta_version(&d->applied, json_object_get(root, "version"), "version", &why);
+    if (rc == OK)
+        rc = delta_version(&d->applied, json_object_get(root, "version"), "version", &why);
     json_decref(root);
     if (rc == OK || rc == ERR_NOTFOUND || (reseed && rc != ERR_NOMEM)) return OK;
     return err_set(e, rc == ERR_NOMEM ? rc : ERR_STATE,
@@ -188,7 +192,8 @@ err_t sync_dir_clear(struct sync_dir *d, struct err *e)
     if (dir == NULL) return system_err(e, d->next);
     const struct dirent *f;
     while (rc == OK && (f = readdir(dir)) != NULL)
-        if (strcmp(f->d_name, ".") != 0 && strcmp(f->d_name, "..") != 0 && unlinkat(dirfd(dir), f->d_name, 0) != 0)
+        if (strcmp(f->d_name, ".") != 0 && strcmp(f->d_name, "..") != 0 &&
+            unlinkat(dirfd(dir), f->d_name, 0) != 0)
             rc = system_err(e, d->next);
     closedir(dir);
     return rc;
@@ -199,7 +204,8 @@ static err_t move_in(const struct sync_dir *d, const char *name, struct err *e)
     char *from = sync_join(d->next, name), *to = sync_join(d->path, name);
     err_t rc = from && to ? OK : no_memory(e, name);
     /* Absent: moved before a crash. */
-    if (rc == OK && rename(from, to) != 0 && !(errno == ENOENT && file_exists(to))) rc = system_err(e, to);
+    if (rc == OK && rename(from, to) != 0 && !(errno == ENOENT && file_exists(to)))
+        rc = system_err(e, to);
     mem_free(from);
     mem_free(to);
     return rc;
@@ -222,14 +228,16 @@ static void tell(const struct sync_dir *d, const char *what, const char *name)
 }
 
 static err_t each_name(const struct sync_dir *d, const json_t *names, const char *what,
-                       err_t (*act)(const struct sync_dir *, const char *, struct err *), struct err *e)
+                       err_t (*act)(const struct sync_dir *, const char *, struct err *),
+                       struct err *e)
 {
     size_t i;
     const json_t *v;
     json_array_foreach(names, i, v)
     {
         const char *name = json_string_value(v);
-        if (name == NULL || *name == 0 || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        if (name == NULL || *name == 0 || strchr(name, '/') || strcmp(name, ".") == 0 ||
+            strcmp(name, "..") == 0)
             return err_set(e, ERR_STATE, "%s/" SYNC_JOURNAL ": not a plain file name", d->path);
         err_t rc = act(d, name, e);
         if (rc != OK) return rc;
@@ -252,8 +260,8 @@ static err_t carry_out(struct sync_dir *d, const struct sync_change *c, struct e
 
 static err_t write_journal(struct sync_dir *d, const struct sync_change *c, struct err *e)
 {
-    json_t *root = json_pack("{s:I, s:I, s:O, s:O}", "from", (json_int_t)d->applied, "version", (json_int_t)c->version,
-                             "files", c->files, "removed", c->removed);
+    json_t *root = json_pack("{s:I, s:I, s:O, s:O}", "from", (json_int_t)d->applied, "version",
+                             (json_int_t)c->version, "files", c->files, "removed", c->removed);
     char *text = root ? json_dumps(root, 0) : NULL;
     err_t rc = text ? put_text(d->path, SYNC_JOURNAL, text, e) : no_memory(e, SYNC_JOURNAL);
     free(text);
@@ -263,15 +271,17 @@ static err_t write_journal(struct sync_dir *d, const struct sync_change *c, stru
 
 err_t sync_dir_commit(struct sync_dir *d, const struct sync_change *c, struct err *e)
 {
-    if (json_array_size(c->files) + json_array_size(c->removed) == 0) return write_state(d, c->version, e);
+    if (json_array_size(c->files) + json_array_size(c->removed) == 0)
+        return write_state(d, c->version, e);
     err_t rc = file_sync_dir(d->next, e);
     if (rc == OK) rc = sync_step(d->steps, "synced", e);
     if (rc == OK) rc = write_journal(d, c, e);
     if (rc != OK) return rc;
     tell(d, "decided", "");
     rc = carry_out(d, c, e);
-    if (rc != OK) return err_wrap(e, rc, "the change to version %lld is decided, the next pull finishes it",
-                                  (long long)c->version);
+    if (rc != OK)
+        return err_wrap(e, rc, "the change to version %lld is decided, the next pull finishes it",
+                        (long long)c->version);
     (void)rmdir(d->next);
     return OK;
 }
@@ -285,9 +295,12 @@ static err_t recover(struct sync_dir *d, bool reseed, struct err *e)
     if (rc == OK) rc = read_state(d, true, e);
     if (rc == OK) {
         const json_t *from = json_object_get(root, "from");
-        struct sync_change c = {.files = json_object_get(root, "files"), .removed = json_object_get(root, "removed")};
-        rc = delta_version(&c.version, json_object_get(root, "version"), SYNC_JOURNAL ": version", e);
-        bool ours = json_is_integer(from) && (json_integer_value(from) == d->applied || d->applied == SYNC_NONE);
+        struct sync_change c = {.files = json_object_get(root, "files"),
+                                .removed = json_object_get(root, "removed")};
+        rc = delta_version(&c.version, json_object_get(root, "version"), SYNC_JOURNAL ": version",
+                           e);
+        bool ours = json_is_integer(from) &&
+                    (json_integer_value(from) == d->applied || d->applied == SYNC_NONE);
         if (rc == OK) rc = ours ? carry_out(d, &c, e) : take_away(d, SYNC_JOURNAL, e);
     }
     json_decref(root);
@@ -305,9 +318,11 @@ static err_t take_lock(struct sync_dir *d, double lock_s, struct err *e)
     err_t rc = d->lock < 0 ? system_err(e, path) : OK;
     double until = clock_s() + lock_s;
     while (rc == OK && flock(d->lock, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK && errno != EINTR) rc = system_err(e, path);
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            rc = system_err(e, path);
         else if (clock_s() >= until)
-            rc = err_set(e, ERR_BUSY, "%s: held by another pull for more than %.0f s", path, lock_s);
+            rc =
+                err_set(e, ERR_BUSY, "%s: held by another pull for more than %.0f s", path, lock_s);
         else if ((rc = sync_step(d->steps, "lock", e)) == OK)
             nanosleep(&(struct timespec){.tv_nsec = LOCK_STEP}, NULL);
     }
@@ -323,19 +338,23 @@ static err_t check_owned(const struct sync_dir *d, struct err *e)
     err_t rc = names && meta && config ? OK : no_memory(e, d->path);
     if (rc == OK && !file_is_dir(meta)) rc = sync_list(names, d->path, e);
     if (rc == OK && json_array_size(names) && !file_exists(config))
-        rc = err_set(e, ERR_STATE, "%s: holds files (%.100s, ...) and is no checkpoint; give an empty folder", d->path,
-                     json_string_value(json_array_get(names, 0)));
+        rc = err_set(e, ERR_STATE,
+                     "%s: holds files (%.100s, ...) and is no checkpoint; give an empty folder",
+                     d->path, json_string_value(json_array_get(names, 0)));
     json_decref(names);
     mem_free(meta);
     mem_free(config);
     return rc;
 }
 
-err_t sync_dir_open(struct sync_dir *d, const char *path, double lock_s, bool reseed, const struct sync_steps *steps,
-                    struct err *e)
+err_t sync_dir_open(struct sync_dir *d, const char *path, double lock_s, bool reseed,
+                    const struct sync_steps *steps, struct err *e)
 {
-    struct sync_dir t = {.path = mem_dup_n(path, strlen(path)), .next = sync_join(path, META "/next"), .lock = -1,
-                         .applied = SYNC_NONE, .steps = steps};
+    struct sync_dir t = {.path = mem_dup_n(path, strlen(path)),
+                         .next = sync_join(path, META "/next"),
+                         .lock = -1,
+                         .applied = SYNC_NONE,
+                         .steps = steps};
     char *meta = sync_join(path, META);
     err_t rc = t.path && t.next && meta ? OK : no_memory(e, path);
     if (rc == OK) rc = make_dirs(path, e);

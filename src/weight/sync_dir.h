@@ -49,8 +49,8 @@ char *sync_join(const char *dir, const char *name);
 /* Makes the folder if it is absent, waits at most lock_s seconds for the lock, finishes what a crash left, reads the
  * state.  Refused: a folder with files of its own that is no checkpoint (a pull removes what the new version has
  * not), and a state.json that cannot be read, unless `reseed`. */
-err_t sync_dir_open(struct sync_dir *d, const char *path, double lock_s, bool reseed, const struct sync_steps *steps,
-                    struct err *e) MUST_USE;
+err_t sync_dir_open(struct sync_dir *d, const char *path, double lock_s, bool reseed,
+                    const struct sync_steps *steps, struct err *e) MUST_USE;
 err_t sync_dir_clear(struct sync_dir *d, struct err *e) MUST_USE; /* next/ is there and empty */
 err_t sync_dir_commit(struct sync_dir *d, const struct sync_change *c, struct err *e) MUST_USE;
 void sync_dir_close(struct sync_dir *d);

@@ -8,7 +8,9 @@
 
 struct sync_chain {
     const struct sync_dir *dir;
-    bool seeded; /* the checkpoint lies in next/ already; else files are copied there when a delta first changes them */
+    /* the checkpoint lies in next/ already; else files are copied there when a delta first changes
+       them */
+    bool seeded;
     int threads;
     struct json_t *files; /* names in next/; chain_apply adds to it */
     struct sync_result *result;

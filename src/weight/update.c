@@ -46,10 +46,10 @@ static err_t begin(struct update **out, struct store *s, bool in_place, struct e
     if (u == NULL || !make_room(u)) {
         if (u) release(u);
         store_unclaim(s);
-        return in_place ? err_set(e, ERR_NOMEM, "no memory to plan a weight update")
-                        : err_set(e, ERR_NOMEM,
-                                  "no memory for a%s generation of weights (%zu bytes)",
-                                  store_epoch(s) ? " second" : "", store_bytes(s));
+        return in_place
+                   ? err_set(e, ERR_NOMEM, "no memory to plan a weight update")
+                   : err_set(e, ERR_NOMEM, "no memory for a%s generation of weights (%zu bytes)",
+                             store_epoch(s) ? " second" : "", store_bytes(s));
     }
     u->bad_slot = SIZE_MAX;
     pthread_mutex_init(&u->lock, NULL);

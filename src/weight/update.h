@@ -88,6 +88,6 @@ bool update_in_place(const struct update *u);
 err_t update_overwrite(struct update *u, int n_threads, struct update_progress *progress,
                        struct err *e) MUST_USE;
 bool update_touched(const struct update *u); /* resident bytes have been changed */
-void update_free(struct update *u); /* after a commit it frees the former generation */
+void update_free(struct update *u);          /* after a commit it frees the former generation */
 
 #endif

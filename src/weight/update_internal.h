@@ -19,8 +19,8 @@ struct kept {
 
 struct update {
     struct store *store;
-    void *next, *former; /* in place: next is NULL while nothing may be written */
-    bool *staged;        /* per slot */
+    void *next, *former;              /* in place: next is NULL while nothing may be written */
+    bool *staged;                     /* per slot */
     unsigned char (*sums)[SUM_BYTES]; /* per slot: of its canonical parts */
     float *inputs, *amax; /* per slot, in place alone: its input scale; what it is encoded with */
     struct kept *kept;

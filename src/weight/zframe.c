@@ -24,14 +24,16 @@ static err_t fill(struct zframe *z, struct err *e)
     return OK;
 }
 
-err_t zframe_open(struct zframe *z, const struct st_file *file, const struct st_tensor *tensor, struct err *e)
+err_t zframe_open(struct zframe *z, const struct st_file *file, const struct st_tensor *tensor,
+                  struct err *e)
 {
     *z = (struct zframe){.file = file, .tensor = tensor};
     z->in = mem_try(IN_BYTES);
     z->ctx = ZSTD_createDCtx();
     if (z->in == NULL || z->ctx == NULL ||
         ZSTD_isError(ZSTD_DCtx_setParameter(z->ctx, ZSTD_d_windowLogMax, WINDOW_LOG)))
-        return err_set(e, ERR_NOMEM, "%s: tensor %s: no memory to decompress", file->path, tensor->name);
+        return err_set(e, ERR_NOMEM, "%s: tensor %s: no memory to decompress", file->path,
+                       tensor->name);
     return fill(z, e);
 }
 
@@ -40,7 +42,8 @@ err_t zframe_check(struct zframe *z, uint64_t bytes, struct err *e)
     unsigned long long size = ZSTD_getFrameContentSize(z->in, z->in_len);
     if (size == ZSTD_CONTENTSIZE_ERROR) return bad(z, e, "not a frame");
     if (size == ZSTD_CONTENTSIZE_UNKNOWN || size == bytes) return OK;
-    return err_set(e, ERR_INPUT, "%s: tensor %s: zstd: the frame declares %llu bytes, the change needs %llu",
+    return err_set(e, ERR_INPUT,
+                   "%s: tensor %s: zstd: the frame declares %llu bytes, the change needs %llu",
                    z->file->path, z->tensor->name, size, (unsigned long long)bytes);
 }
 
@@ -76,7 +79,8 @@ err_t zframe_end(struct zframe *z, struct err *e)
     err_t rc = inflate_to(z, &more, 1, &got, e);
     if (rc != OK) return rc;
     if (got) return bad(z, e, "the frame goes on after the change");
-    if (z->in_at < z->in_len || z->taken < z->tensor->bytes) return bad(z, e, "bytes follow the frame");
+    if (z->in_at < z->in_len || z->taken < z->tensor->bytes)
+        return bad(z, e, "bytes follow the frame");
     return OK;
 }
 

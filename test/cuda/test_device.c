@@ -100,7 +100,7 @@ static void rows(void **state)
 {
     (void)state;
     enum { BYTES = 8 << 20 };
-    static const uint32_t shapes[][3] = { /* pitch, width, n */
+    static const uint32_t shapes[][3] = {/* pitch, width, n */
                                          {2304, 2048, 3000}, {2304, 256, 3000}, {4224, 128, 1},
                                          {8192, 16, 1000},   {64, 48, 77777},   {48, 48, 1000}};
     uint8_t *src = NULL, *got = NULL;

@@ -20,7 +20,8 @@ static struct job jobs[MATRICES];
 
 static void job_new(struct job *j, int i, uint64_t *seed)
 {
-    static const uint32_t shapes[][2] = {{768, 2048}, {1, 1}, {65, 63}, {200, 288}, {2048, 768}, {130, 257}};
+    static const uint32_t shapes[][2] = {{768, 2048}, {1, 1},      {65, 63},
+                                         {200, 288},  {2048, 768}, {130, 257}};
     j->f = (format_t)(i % FORMAT_COUNT);
     j->rows = shapes[i % 6][0], j->cols = shapes[i % 6][1];
     assert_true(format_bytes(j->f, j->rows, j->cols, &j->data_bytes, &j->scale_bytes));
@@ -53,7 +54,8 @@ static void job_put(struct job *j, bool lent)
         from = room, scale = room + data;
     }
     feed_tiles(feed, tiles, j->f, false, j->rows, j->cols, from, j->data_bytes);
-    if (j->scale_bytes) feed_tiles(feed, tiles, j->f, true, j->rows, j->cols, scale, j->scale_bytes);
+    if (j->scale_bytes)
+        feed_tiles(feed, tiles, j->f, true, j->rows, j->cols, scale, j->scale_bytes);
     if (room) feed_take_back(feed, room);
     feed_bytes(feed, (char *)tiles + j->tile_bytes + 3, j->plain, j->plain_bytes);
 }
@@ -75,7 +77,8 @@ static void job_check(const struct job *j)
     layout_cuda_pack(want, j->f, j->data, j->scale, j->rows, j->cols, 0, tile_panels(j->rows));
     assert_memory_equal(got, want, j->tile_bytes);
     for (int i = 0; i < 3; i++)
-        assert_int_equal(got[j->tile_bytes + (size_t)i], 0xAA); /* nothing between the pieces is touched */
+        assert_int_equal(got[j->tile_bytes + (size_t)i],
+                         0xAA); /* nothing between the pieces is touched */
     assert_memory_equal(got + j->tile_bytes + 3, j->plain, j->plain_bytes);
     mem_free(got);
     mem_free(want);

@@ -180,7 +180,7 @@ static void routed_by_logits(void **state)
                                 .normalise = (int)(i + j) % 3 != 0};
             char what[80];
             if (r.tokens > 2000 && r.top_k > 8) continue; /* seconds on the host */
-            if (tokens[j] == 33 && r.experts > 16) { /* a slice */
+            if (tokens[j] == 33 && r.experts > 16) {      /* a slice */
                 r.first = r.experts / 4;
                 r.n_local = r.experts / 2;
             }

@@ -30,9 +30,7 @@ static void notices(void **state)
     MUST(selftest_run(&t, gpu.d, true, &must_e));
     for (int i = 0; i < t->n; i++) {
         const struct selftest_row *r = &t->rows[i];
-        uint64_t results = i < FORMAT_COUNT    ? 4 * GEMM_SIZES
-                           : i == FORMAT_COUNT ? 1
-                                               : FORMAT_COUNT;
+        uint64_t results = i < FORMAT_COUNT ? 4 * GEMM_SIZES : i == FORMAT_COUNT ? 1 : FORMAT_COUNT;
         if (r->differ != results)
             fail_msg("%s: %llu words differ, %llu were turned", r->what,
                      (unsigned long long)r->differ, (unsigned long long)results);

@@ -13,9 +13,15 @@
 static void test_vectors(void **state)
 {
     (void)state;
-    static const char *const rows[][2] = {{"", ""},         {"f", "Zg=="},         {"fo", "Zm8="},
-                                          {"foo", "Zm9v"},  {"foob", "Zm9vYg=="},  {"fooba", "Zm9vYmE="},
-                                          {"foobar", "Zm9vYmFy"}, {"\xff\xfe\xfd", "//79"}, {"\xfb\xef", "++8="}};
+    static const char *const rows[][2] = {{"", ""},
+                                          {"f", "Zg=="},
+                                          {"fo", "Zm8="},
+                                          {"foo", "Zm9v"},
+                                          {"foob", "Zm9vYg=="},
+                                          {"fooba", "Zm9vYmE="},
+                                          {"foobar", "Zm9vYmFy"},
+                                          {"\xff\xfe\xfd", "//79"},
+                                          {"\xfb\xef", "++8="}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct buf text = {0}, back = {0};
         buf_puts(&text, "");
@@ -35,7 +41,10 @@ static void test_lengths(void **state)
     unsigned seed = 4;
     enum { MOST = 20000 };
     uint8_t *bytes = mem_alloc(MOST);
-    for (size_t n = 0; n <= MOST; n += n < 40 ? 1 : n < 3000 ? 997 : n > 3060 && n < 3080 ? 1 : n % 7 + 2500) {
+    for (size_t n = 0; n <= MOST; n += n < 40                 ? 1
+                                       : n < 3000             ? 997
+                                       : n > 3060 && n < 3080 ? 1
+                                                              : n % 7 + 2500) {
         struct buf text = {0}, back = {0};
         for (size_t i = 0; i < n; i++)
             bytes[i] = (uint8_t)rand_r(&seed);
@@ -53,8 +62,9 @@ static void test_lengths(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    static const char *const rows[] = {"A", "AA", "AAA", "AAAAA", "AA=A", "=AAA", "A===", "====", "AA A", "AAA\n",
-                                       "AA-_", "AB==", "AAB=", "Zg==Zg==", "AAAA====", "AA\x80\x80"};
+    static const char *const rows[] = {"A",    "AA",       "AAA",      "AAAAA",     "AA=A", "=AAA",
+                                       "A===", "====",     "AA A",     "AAA\n",     "AA-_", "AB==",
+                                       "AAB=", "Zg==Zg==", "AAAA====", "AA\x80\x80"};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct buf out = {0};
         if (base64_get(&out, rows[i], strlen(rows[i]))) fail_msg("\"%s\" was taken", rows[i]);
@@ -69,7 +79,8 @@ static void test_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_vectors), cmocka_unit_test(test_lengths),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_vectors),
+                                       cmocka_unit_test(test_lengths),
                                        cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,9 +19,11 @@ static void test_pause_keeps_bits(void **state)
     struct rig g = {0};
     struct request *want[N], *r[N];
     rig_open(&g, DIR_FINAL, (struct engine_options){.max_running = 4, .chunk_tokens = 16});
-    for (int i = 0; i < N; i++) want[i] = run_one(g.e, make(i, LEN, NEW));
+    for (int i = 0; i < N; i++)
+        want[i] = run_one(g.e, make(i, LEN, NEW));
     for (int m = 0; m < 2; m++) {
-        for (int i = 0; i < N; i++) r[i] = start_at(g.e, make(i, LEN, NEW), AT);
+        for (int i = 0; i < N; i++)
+            r[i] = start_at(g.e, make(i, LEN, NEW), AT);
         wait_output(r[0], AT);
         pause_in(g.e, modes[m]);
         int32_t running = modes[m] == PAUSE_RETRACT ? 0 : 4;
@@ -53,7 +55,8 @@ static void test_pause_keeps_bits(void **state)
         request_unref(late);
         check_idle(g.e);
     }
-    for (int i = 0; i < N; i++) request_unref(want[i]);
+    for (int i = 0; i < N; i++)
+        request_unref(want[i]);
     rig_close(&g);
 }
 
@@ -64,7 +67,8 @@ static void test_pause_abort(void **state)
     struct rig g = {0};
     rig_open(&g, DIR_FINAL, (struct engine_options){.max_running = 1});
     struct request *want = run_one(g.e, make(1, LEN, NEW));
-    struct request *r = start_at(g.e, make(1, LEN, LONG), 3), *queued = start(g.e, make(2, LEN, LONG));
+    struct request *r = start_at(g.e, make(1, LEN, LONG), 3),
+                   *queued = start(g.e, make(2, LEN, LONG));
     wait_output(r, 3);
     pause_in(g.e, PAUSE_ABORT);
     assert_true(is_done(r) && is_done(queued)); /* when the call returns */
@@ -133,11 +137,13 @@ static void test_held_requests(void **state)
         struct err err = {0};
         struct request *r[4];
         rig_open(&g, DIR_FINAL, (struct engine_options){.max_queued = 2, .max_running = 2});
-        for (int i = 0; i < 2; i++) r[i] = start_at(g.e, make(i, LEN, LONG), 2);
+        for (int i = 0; i < 2; i++)
+            r[i] = start_at(g.e, make(i, LEN, LONG), 2);
         wait_output(r[1], 2);
         pause_in(g.e, every_mode[m]);
         stat_when(g.e, m == 2 ? 2 : 0, m == 2 ? 0 : 2);
-        for (int i = 2; i < 4; i++) r[i] = start(g.e, make(i, LEN, 5));
+        for (int i = 2; i < 4; i++)
+            r[i] = start(g.e, make(i, LEN, 5));
         stat_when(g.e, m == 2 ? 2 : 0, m == 2 ? 2 : 4);
         struct request *late = make(7, LEN, 1);
         assert_int_equal(engine_submit(g.e, late, &err), ERR_BUSY);
@@ -262,7 +268,8 @@ static void test_update_retracts(void **state)
         struct rig g = {0};
         struct request *r[3];
         rig_open(&g, DIR_EARLY, (struct engine_options){.chunk_tokens = 16});
-        for (int i = 0; i < 3; i++) r[i] = start_at(g.e, make(i, LEN, NEW), 5);
+        for (int i = 0; i < 3; i++)
+            r[i] = start_at(g.e, make(i, LEN, NEW), 5);
         wait_output(r[2], 5);
         struct later l = {.e = g.e, .dir = DIR_FINAL, .o = {.weight_version = "v1"}};
         if (how == 0) l.o.in_flight = IN_FLIGHT_RETRACT;
@@ -270,7 +277,8 @@ static void test_update_retracts(void **state)
         if (how == 2) l.o.drain_timeout_s = 0.02;
         pthread_create(&l.t, NULL, update_main, &l);
         if (how == 3) {
-            for (struct engine_stats s = {0}; !s.draining; usleep(100)) engine_stat(g.e, &s);
+            for (struct engine_stats s = {0}; !s.draining; usleep(100))
+                engine_stat(g.e, &s);
             pause_in(g.e, PAUSE_RETRACT);
         }
         pthread_join(l.t, NULL);
@@ -299,20 +307,31 @@ static void by_hand(struct rig *g, struct request *r, int32_t n, int32_t total)
     enum { PAGES = 256 };
     int32_t pages[PAGES], ids[4096], pos[4096], of[4096] = {0};
     struct err err = {0};
-    for (int32_t i = 0; i < PAGES; i++) model_kv_clear(g->model, pages[i] = i);
+    for (int32_t i = 0; i < PAGES; i++)
+        model_kv_clear(g->model, pages[i] = i);
     memcpy(ids, r->prompt, (size_t)r->n_prompt * sizeof(int32_t));
     r->output_ids = mem_alloc((size_t)total * sizeof(int32_t));
     r->output_logprobs = mem_alloc((size_t)total * sizeof(float));
-    for (int32_t i = 0; i < 4096; i++) pos[i] = i;
+    for (int32_t i = 0; i < 4096; i++)
+        pos[i] = i;
     for (int32_t at = 0, end = r->n_prompt; r->n_output < total; at = end++) {
         if (r->n_output == n) update_to(g->e, DIR_FINAL, (struct update_options){0});
-        struct sample_input in = {.target = -1, .params = &r->sp, .output_ids = r->output_ids, .n_output = r->n_output,
+        struct sample_input in = {.target = -1,
+                                  .params = &r->sp,
+                                  .output_ids = r->output_ids,
+                                  .n_output = r->n_output,
                                   .position = (uint64_t)end};
         static struct sample_output out;
         struct step_row row = {.token = end - at - 1, .in = &in, .out = &out};
         struct step_seq seq = {pages, PAGES};
-        struct step st = {.n_tokens = end - at, .ids = ids + at, .pos = pos + at, .seq = of, .n_seqs = 1, .seqs = &seq,
-                          .n_rows = 1, .rows = &row};
+        struct step st = {.n_tokens = end - at,
+                          .ids = ids + at,
+                          .pos = pos + at,
+                          .seq = of,
+                          .n_seqs = 1,
+                          .seqs = &seq,
+                          .n_rows = 1,
+                          .rows = &row};
         model_submit(g->model, &st);
         must(model_collect(g->model, &st, &err), &err);
         ids[end] = r->output_ids[r->n_output] = out.id;
@@ -327,14 +346,19 @@ static void test_update_continues(void **state)
     if (no_model()) skip();
     struct rig final = {0};
     rig_open(&final, DIR_FINAL, (struct engine_options){0});
-    for (int how = 0; how < 3; how++) { /* by option; by a pause in place; that, and retracted later */
+    for (int how = 0; how < 3;
+         how++) { /* by option; by a pause in place; that, and retracted later */
         struct rig g = {0}, hand = {0};
         struct err err = {0};
         rig_open(&g, DIR_EARLY, (struct engine_options){0});
         rig_open(&hand, DIR_EARLY, (struct engine_options){0});
-        struct request *twin = start_at(g.e, make(1, LEN, NEW), AT), *r = start(g.e, make(1, LEN, NEW));
+        struct request *twin = start_at(g.e, make(1, LEN, NEW), AT),
+                       *r = start(g.e, make(1, LEN, NEW));
         wait_output(r, AT); /* the two share pages of the tree */
-        if (how == 0) update_to(g.e, DIR_FINAL, (struct update_options){.weight_version = "v1", .in_flight = IN_FLIGHT_CONTINUE});
+        if (how == 0)
+            update_to(
+                g.e, DIR_FINAL,
+                (struct update_options){.weight_version = "v1", .in_flight = IN_FLIGHT_CONTINUE});
         if (how > 0) {
             pause_in(g.e, PAUSE_IN_PLACE);
             update_to(g.e, DIR_FINAL, (struct update_options){.weight_version = "v1"});
@@ -372,7 +396,8 @@ static void test_update_continues(void **state)
             assert_int_equal(s.pages_cached, 0);
             assert_int_equal(s.pages_free, s.pages_total);
         }
-        for (int again = 0; again < 2; again++) { /* the prompt and all that followed, cold or hit: as fresh */
+        for (int again = 0; again < 2;
+             again++) { /* the prompt and all that followed, cold or hit: as fresh */
             struct request *a = make(0, LEN + NEW, 4), *b = make(0, LEN + NEW, 4);
             memcpy(a->prompt, r->prompt, LEN * sizeof(int32_t));
             memcpy(a->prompt + LEN, r->output_ids, NEW * sizeof(int32_t));
@@ -448,7 +473,8 @@ static void test_update_while_paused(void **state)
             wait_output(r, 3);
             pause_in(g.e, every_mode[m]);
             struct request *late = start(g.e, make(2, LEN, 2));
-            update_to(g.e, (m + f) % 2 ? DIR_EARLY : DIR_FINAL, (struct update_options){.in_flight = (enum in_flight)f});
+            update_to(g.e, (m + f) % 2 ? DIR_EARLY : DIR_FINAL,
+                      (struct update_options){.in_flight = (enum in_flight)f});
             assert_true(res.drain_s < 1);
             bool kept = m == 2 && (f == IN_FLIGHT_DRAIN || f == IN_FLIGHT_CONTINUE);
             bool ended = m == 0 || f == IN_FLIGHT_ABORT;
@@ -467,10 +493,13 @@ static void test_update_while_paused(void **state)
         wait_output(r, 3);
         struct later l = {.e = g.e, .dir = DIR_EARLY};
         pthread_create(&l.t, NULL, update_main, &l);
-        for (struct engine_stats s = {0}; !s.updating; usleep(100)) engine_stat(g.e, &s);
-        assert_int_equal(engine_update(g.e, DIR_FINAL, &(struct update_options){0}, &res, &err), ERR_STATE);
+        for (struct engine_stats s = {0}; !s.updating; usleep(100))
+            engine_stat(g.e, &s);
+        assert_int_equal(engine_update(g.e, DIR_FINAL, &(struct update_options){0}, &res, &err),
+                         ERR_STATE);
         assert_non_null(strstr(err.msg, "another weight update"));
-        for (struct engine_stats s = {0}; !s.draining; usleep(100)) engine_stat(g.e, &s);
+        for (struct engine_stats s = {0}; !s.draining; usleep(100))
+            engine_stat(g.e, &s);
         pause_in(g.e, every_mode[m]);
         pthread_join(l.t, NULL); /* while paused */
         must(l.rc, &l.err);
@@ -499,7 +528,8 @@ static void test_stop_answers_all(void **state)
         usleep(10000);
         if (how != 1) {
             pthread_create(&u.t, NULL, update_main, &u);
-            for (struct engine_stats s = {0}; how == 0 ? !s.draining : !s.updating; usleep(100)) engine_stat(g.e, &s);
+            for (struct engine_stats s = {0}; how == 0 ? !s.draining : !s.updating; usleep(100))
+                engine_stat(g.e, &s);
         }
         rig_close(&g); /* how 2: while it is staged, most likely */
         pthread_join(f.t, NULL);
@@ -511,16 +541,15 @@ static void test_stop_answers_all(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pause_keeps_bits),
-        cmocka_unit_test(test_pause_abort),
-        cmocka_unit_test(test_pause_upon_pause),
-        cmocka_unit_test(test_held_requests),
-        cmocka_unit_test(test_flush),
-        cmocka_unit_test(test_update_retracts),
-        cmocka_unit_test(test_update_continues),
-        cmocka_unit_test(test_prompts_begin_again),
-        cmocka_unit_test(test_update_while_paused),
-        cmocka_unit_test(test_stop_answers_all)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_pause_keeps_bits),
+                                       cmocka_unit_test(test_pause_abort),
+                                       cmocka_unit_test(test_pause_upon_pause),
+                                       cmocka_unit_test(test_held_requests),
+                                       cmocka_unit_test(test_flush),
+                                       cmocka_unit_test(test_update_retracts),
+                                       cmocka_unit_test(test_update_continues),
+                                       cmocka_unit_test(test_prompts_begin_again),
+                                       cmocka_unit_test(test_update_while_paused),
+                                       cmocka_unit_test(test_stop_answers_all)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

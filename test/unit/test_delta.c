@@ -34,9 +34,11 @@ static int tear_down(void **state)
 }
 
 static const struct rig_delta xor_xxh = {.digest = DIGEST_XXH3_128};
-static const struct rig_delta over_adler = {.overwrite = true, .digest = DIGEST_ADLER32, .split = true};
+static const struct rig_delta over_adler = {
+    .overwrite = true, .digest = DIGEST_ADLER32, .split = true};
 static const struct rig_delta xor_bare = {.bare = true, .digest = DIGEST_ADLER32, .split = true};
-static const struct rig_delta over_bare = {.overwrite = true, .bare = true, .digest = DIGEST_XXH3_128};
+static const struct rig_delta over_bare = {
+    .overwrite = true, .bare = true, .digest = DIGEST_XXH3_128};
 
 static err_t pull_with(const struct sync_options *o, struct sync_result *r, struct err *e)
 {
@@ -50,8 +52,12 @@ static err_t pull_with(const struct sync_options *o, struct sync_result *r, stru
 
 static struct sync_options options(int64_t target)
 {
-    return (struct sync_options){.local_dir = rig.local, .source_dir = rig.source, .launch_dir = rig.base,
-                                 .target = target, .threads = 2, .lock_s = 10};
+    return (struct sync_options){.local_dir = rig.local,
+                                 .source_dir = rig.source,
+                                 .launch_dir = rig.base,
+                                 .target = target,
+                                 .threads = 2,
+                                 .lock_s = 10};
 }
 
 static err_t pull(int64_t target, struct sync_result *r, struct err *e)
@@ -90,8 +96,10 @@ static bool is_version(int v)
 static void assert_state(const char *want)
 {
     char *text = rig_read(rig.local, ".weight_sync/state.json", NULL);
-    if (want == NULL) assert_null(text);
-    else assert_string_equal(text, want);
+    if (want == NULL)
+        assert_null(text);
+    else
+        assert_string_equal(text, want);
     mem_free(text);
 }
 
@@ -107,7 +115,8 @@ static void test_chain(void **state)
     rig_publish(&rig, 3, &xor_bare);
     rig_publish(&rig, 4, &over_bare);
     pull_ok(1, &r);
-    assert_true(is_version(1) && r.deltas == 1 && r.tensors == 2 && r.seed == SYNC_NONE && r.from == 0);
+    assert_true(is_version(1) && r.deltas == 1 && r.tensors == 2 && r.seed == SYNC_NONE &&
+                r.from == 0);
     pull_ok(1, &r);
     assert_true(is_version(1) && !r.changed && r.bytes == 0);
     pull_ok(4, &r);
@@ -137,7 +146,8 @@ static void test_whole_versions(void **state)
     rig_put(rig.local, "old.bin", "y", 1);
     pull_ok(3, &r);
     assert_true(is_version(3) && r.seed == 2 && r.deltas == 1);
-    char *notes = rig_read(rig.local, "notes.txt", NULL), *old = rig_read(rig.local, "old.bin", NULL);
+    char *notes = rig_read(rig.local, "notes.txt", NULL),
+         *old = rig_read(rig.local, "old.bin", NULL);
     assert_non_null(notes); /* every file comes, and only those stay */
     assert_null(old);
     mem_free(notes);
@@ -162,9 +172,9 @@ static void test_empty_delta(void **state)
     (void)state;
     struct sync_result r;
     char dir[200];
-    static const char index[] =
-        "{\"metadata\":{\"version\":1,\"base_version\":0,\"delta_encoding\":\"xor\",\"compression_format\":\"zstd\","
-        "\"checksum_format\":\"xxh3-128\"},\"weight_map\":{}}";
+    static const char index[] = "{\"metadata\":{\"version\":1,\"base_version\":0,\"delta_"
+                                "encoding\":\"xor\",\"compression_format\":\"zstd\","
+                                "\"checksum_format\":\"xxh3-128\"},\"weight_map\":{}}";
     rig_version(dir, sizeof dir, &rig, 1);
     assert_int_equal(mkdir(dir, 0755), 0);
     rig_put(dir, "model.safetensors.index.json", index, sizeof index - 1);
@@ -187,7 +197,8 @@ static void edit(const char *name, const char *from, const char *to)
     if (at == NULL) fail_msg("%s has no %s", name, from);
     struct buf out = {0};
     size_t before = (size_t)(at - text);
-    assert_true(buf_put(&out, text, before) && buf_puts(&out, to) && buf_put(&out, at + k, n - before - k));
+    assert_true(buf_put(&out, text, before) && buf_puts(&out, to) &&
+                buf_put(&out, at + k, n - before - k));
     if (strstr(name, ".safetensors") && strcmp(name, "model.safetensors.index.json") != 0) {
         uint64_t len;
         memcpy(&len, out.data, 8);
@@ -221,7 +232,8 @@ static void test_refused_fields(void **state)
         {INDEX, "\"xor\"", "5", "metadata.delta_encoding: not a string"},
         {INDEX, "\"xor\"", "\"overwrite\"", "tensor a"},
         {INDEX, "\"zstd\"", "\"lz4\"", "metadata.compression_format: \"lz4\""},
-        {INDEX, "\"compression_format\"", "\"compression\"", "metadata.compression_format: missing"},
+        {INDEX, "\"compression_format\"", "\"compression\"",
+         "metadata.compression_format: missing"},
         {INDEX, "\"xxh3-128\"", "\"blake3\"", "metadata.checksum_format: \"blake3\""},
         {INDEX, "\"xxh3-128\"", "\"sha256\"", "metadata.checksum_format: \"sha256\""},
         {INDEX, "\"xxh3-128\"", "\"adler32\"", "adler32 of the result"},
@@ -235,11 +247,13 @@ static void test_refused_fields(void **state)
         {INDEX, "\"" SHARD "\"", "7", "is not a plain file name"},
         {INDEX, SHARD, "other.safetensors", "tensor a: the index does not list it"},
         {INDEX, "\"a\":", "\"z\":", "tensor a: the index does not list it"},
-        {INDEX, "\"a\":", "\"a0\":\"" SHARD "\",\"a\":", "tensor a0: the index lists it, the file lacks it"},
+        {INDEX, "\"a\":", "\"a0\":\"" SHARD "\",\"a\":",
+         "tensor a0: the index lists it, the file lacks it"},
         {INDEX, "{\"metadata\"", "[\"metadata\"", "line 1"},
         {INDEX, "{\"metadata\": {", "{\"metadata\": {\"version\": 1, ", "line 1"}, /* twice */
         {SHARD, "\"a\":\"", "\"q\":\"", "tensor a: __metadata__ has no checksum"},
-        {SHARD, "\"__metadata__\":{\"a\":\"", "\"__metadata__\":{\"a\":\"0", "xxh3-128 of the result"},
+        {SHARD, "\"__metadata__\":{\"a\":\"", "\"__metadata__\":{\"a\":\"0",
+         "xxh3-128 of the result"},
         {SHARD, "\"dtype\":\"U8\"", "\"dtype\":\"I8\"", "I8 of 1 dimensions"},
         {SHARD, "\"shape\":[", "\"shape\":[1,", "U8 of 2 dimensions"},
         {SHARD, "\"dtype\":\"U8\"", "\"dtype\":\"Q8\"", "is unknown"},
@@ -252,7 +266,8 @@ static void test_refused_fields(void **state)
         rig_publish(&rig, 1, &xor_xxh);
         edit(rows[i].file, rows[i].from, rows[i].to);
         err_t rc = pull(1, NULL, &e);
-        if (rc == OK || !strstr(e.msg, rows[i].says)) fail_msg("row %zu: %s: %d %s", i, rows[i].to, rc, e.msg);
+        if (rc == OK || !strstr(e.msg, rows[i].says))
+            fail_msg("row %zu: %s: %d %s", i, rows[i].to, rc, e.msg);
         assert_true(is_version(0));
         assert_state("{\"version\": \"000000\"}");
         /* and nothing of it is in the way of a good one */
@@ -276,11 +291,13 @@ static void put_frame(const void *frame, size_t n, bool overwrite, const char *n
     rig_drop(dir);
     assert_int_equal(mkdir(dir, 0755), 0);
     snprintf(header, sizeof header,
-             "{\"__metadata__\":{\"%s\":\"%s\"},\"%s\":{\"dtype\":\"U8\",\"shape\":[%zu],\"data_offsets\":[0,%zu]}}", name, hex,
-             name, n, n);
+             "{\"__metadata__\":{\"%s\":\"%s\"},\"%s\":{\"dtype\":\"U8\",\"shape\":[%zu],\"data_"
+             "offsets\":[0,%zu]}}",
+             name, hex, name, n, n);
     rig_put_st(dir, SHARD, header, frame, n);
     buf_printf(&index,
-               "{\"metadata\":{\"version\":1,\"base_version\":0,\"delta_encoding\":\"%s\",\"compression_format\":\"zstd\","
+               "{\"metadata\":{\"version\":1,\"base_version\":0,\"delta_encoding\":\"%s\","
+               "\"compression_format\":\"zstd\","
                "\"checksum_format\":\"xxh3-128\"},\"weight_map\":{\"%s\":\"" SHARD "\"}}",
                overwrite ? "overwrite" : "xor", name);
     rig_put(dir, INDEX, index.data, index.len);
@@ -342,7 +359,8 @@ static void test_refused_frames(void **state)
         }
         assert_true(n <= sizeof words || rows[i].kind == 10);
         assert_true(buf_put(&good, words, n < sizeof words ? n : sizeof words));
-        while (good.len < n) assert_true(buf_putc(&good, 0));
+        while (good.len < n)
+            assert_true(buf_putc(&good, 0));
         rig_frame(&frame, good.data, good.len, rows[i].bare);
         switch (rows[i].kind) { /* what is done to it */
         case 2: assert_true(buf_puts(&frame, "x")); break;
@@ -368,7 +386,8 @@ static void expect(const struct sync_options *o, err_t want, const char *says)
 {
     struct err e = {0};
     err_t rc = pull_with(o, NULL, &e);
-    if (rc != want || !strstr(e.msg, says)) fail_msg("%d, not %d with %s: %s", rc, want, says, e.msg);
+    if (rc != want || !strstr(e.msg, says))
+        fail_msg("%d, not %d with %s: %s", rc, want, says, e.msg);
 }
 
 static void test_refused_calls(void **state)
@@ -500,11 +519,14 @@ static bool crash_at(int64_t target, int k)
 /* Every file under its final name is wholly that of version a or of version b. */
 static void assert_whole_files(const char *a, const char *b)
 {
-    static const char *const names[] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"};
+    static const char *const names[] = {"model-00001-of-00002.safetensors",
+                                        "model-00002-of-00002.safetensors"};
     for (int i = 0; i < 2; i++) {
         size_t n = 0, na = 0, nb = 0;
-        char *got = rig_read(rig.local, names[i], &n), *x = rig_read(a, names[i], &na), *y = rig_read(b, names[i], &nb);
-        if (got) assert_true((n == na && memcmp(got, x, n) == 0) || (n == nb && memcmp(got, y, n) == 0));
+        char *got = rig_read(rig.local, names[i], &n), *x = rig_read(a, names[i], &na),
+             *y = rig_read(b, names[i], &nb);
+        if (got)
+            assert_true((n == na && memcmp(got, x, n) == 0) || (n == nb && memcmp(got, y, n) == 0));
         mem_free(got);
         mem_free(x);
         mem_free(y);
@@ -536,8 +558,10 @@ static void test_crash_points(void **state)
             checkpoint_close(&c);
             bool is_old = is_version(2);
             assert_true(is_old || is_version(4));
-            if (is_old) old++;
-            else new++;
+            if (is_old)
+                old++;
+            else
+                new ++;
         } else {
             assert_int_equal(e.code, ERR_STATE); /* decided, not finished */
             refused++;
@@ -711,9 +735,13 @@ static void test_many_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_chain), T(test_whole_versions), T(test_empty_delta), T(test_refused_fields), T(test_refused_frames),
-        T(test_refused_calls), T(test_other_base), T(test_bad_state), T(test_crash_points),
-        T(test_crash_points_of_a_seed), T(test_stop), T(test_no_memory), T(test_full_disk), T(test_lock),
+        T(test_chain),          T(test_whole_versions),
+        T(test_empty_delta),    T(test_refused_fields),
+        T(test_refused_frames), T(test_refused_calls),
+        T(test_other_base),     T(test_bad_state),
+        T(test_crash_points),   T(test_crash_points_of_a_seed),
+        T(test_stop),           T(test_no_memory),
+        T(test_full_disk),      T(test_lock),
         T(test_many_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -52,7 +52,8 @@ static void xxh3_of_any_length(void **state)
     for (size_t n = 0; n < sizeof x; n += n < 600 ? 1 : 997) {
         char hex[DIGEST_HEX], want[DIGEST_HEX];
         XXH128_hash_t h = XXH3_128bits(x, n);
-        snprintf(want, sizeof want, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
+        snprintf(want, sizeof want, "%016llx%016llx", (unsigned long long)h.high64,
+                 (unsigned long long)h.low64);
         digest_of(DIGEST_XXH3_128, x, n, hex);
         assert_string_equal(hex, want);
     }
@@ -87,6 +88,8 @@ static void pieces(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(known_values), cmocka_unit_test(xxh3_of_any_length), cmocka_unit_test(pieces)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(known_values),
+                                       cmocka_unit_test(xxh3_of_any_length),
+                                       cmocka_unit_test(pieces)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,7 +17,8 @@ enum { TOKENS = 8, VOCAB = 320 };
 static struct store *make(struct config *c, format_t f, int threads, uint64_t seed)
 {
     static const char json[] =
-        "{\"model_type\":\"qwen3_moe\",\"vocab_size\":320,\"hidden_size\":256,\"intermediate_size\":512,"
+        "{\"model_type\":\"qwen3_moe\",\"vocab_size\":320,\"hidden_size\":256,\"intermediate_"
+        "size\":512,"
         "\"moe_intermediate_size\":128,\"num_hidden_layers\":3,\"num_attention_heads\":4,"
         "\"num_key_value_heads\":2,\"head_dim\":64,\"num_experts\":8,\"num_experts_per_tok\":2,"
         "\"norm_topk_prob\":true,\"rms_norm_eps\":1e-6,\"rope_theta\":10000,"
@@ -52,7 +53,8 @@ static void computes(const struct config *c, struct store *s)
     struct step_seq one = {&page, 1};
     for (int i = 0; i < TOKENS; i++)
         ids[i] = i * 37 % VOCAB, pos[i] = rows[i] = i;
-    struct step st = {.n_tokens = TOKENS, .ids = ids, .pos = pos, .seq = seq, .n_seqs = 1, .seqs = &one};
+    struct step st = {
+        .n_tokens = TOKENS, .ids = ids, .pos = pos, .seq = seq, .n_seqs = 1, .seqs = &one};
     assert_int_equal(model_new(&m, c, s, pool, 2, KV_BF16, 16, NULL, &e), OK);
     assert_int_equal(model_logits(m, &st, rows, TOKENS, logits, &e), OK);
     double sum = 0, square = 0;
@@ -72,7 +74,8 @@ static void every_format(void **state)
     (void)state;
     for (format_t f = 0; f < FORMAT_COUNT; f++) {
         struct config c;
-        struct store *one = make(&c, f, 1, 7), *four = make(&c, f, 4, 7), *other = make(&c, f, 4, 8);
+        struct store *one = make(&c, f, 1, 7), *four = make(&c, f, 4, 7),
+                     *other = make(&c, f, 4, 8);
         assert_true(store_hash(one) == store_hash(four));
         assert_true(store_hash(one) != store_hash(other));
         computes(&c, one);

@@ -51,7 +51,8 @@ static void test_same_bits(void **state)
     struct rig g = {0};
     struct request *want[N_BATCH / 8];
     rig_open(&g, DIR_FINAL, (struct engine_options){.no_prefix_cache = true});
-    for (int32_t i = 0; i < N_BATCH / 8; i++) want[i] = run_one(g.e, make(i, LEN, NEW));
+    for (int32_t i = 0; i < N_BATCH / 8; i++)
+        want[i] = run_one(g.e, make(i, LEN, NEW));
     rig_close(&g);
     batch(&g, want, (struct engine_options){0}, false, true);
     batch(&g, want, (struct engine_options){.chunk_tokens = 7}, false, true);
@@ -60,7 +61,8 @@ static void test_same_bits(void **state)
     batch(&g, want, (struct engine_options){.retract_every = 5}, true, true);
     batch(&g, want, (struct engine_options){.n_kv_pages = 13, .no_prefix_cache = true}, true,
           false);
-    for (int32_t i = 0; i < N_BATCH / 8; i++) request_unref(want[i]);
+    for (int32_t i = 0; i < N_BATCH / 8; i++)
+        request_unref(want[i]);
 }
 
 static void test_fit_and_rid(void **state)
@@ -180,8 +182,10 @@ static void test_chunks(void **state)
         assert_true(hit->cached_tokens >= KV_PAGE);
         same(r, hit);
         request_unref(hit);
-        if (want) request_unref(r);
-        else want = r;
+        if (want)
+            request_unref(r);
+        else
+            want = r;
         check_idle(g.e);
         rig_close(&g);
     }
@@ -221,8 +225,9 @@ static void test_random_life(void **state)
     struct rig g = {0};
     struct err err = {0};
     unsigned seed = 61;
-    rig_open(&g, DIR_FINAL, (struct engine_options){.chunk_tokens = CHUNK, .n_kv_pages = 24,
-                                                    .max_running = 8, .retract_every = 7});
+    rig_open(&g, DIR_FINAL,
+             (struct engine_options){
+                 .chunk_tokens = CHUNK, .n_kv_pages = 24, .max_running = 8, .retract_every = 7});
     for (int done = 0; done < CASES; done += AT_ONCE) {
         struct request *r[AT_ONCE];
         bool aborted[AT_ONCE];
@@ -257,13 +262,16 @@ static void test_border_lengths(void **state)
     (void)state;
     if (no_model()) skip();
     enum { CHUNK = 24, N = 9 };
-    static const int32_t lens[N] = {1, 15, 16, 17, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 7};
+    static const int32_t lens[N] = {1,     15,        16,        17,           CHUNK - 1,
+                                    CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 7};
     struct rig whole = {0}, cut = {0};
     struct err err = {0};
     rig_open(&whole, DIR_FINAL, (struct engine_options){.no_prefix_cache = true});
-    rig_open(&cut, DIR_FINAL, (struct engine_options){.chunk_tokens = CHUNK, .no_prefix_cache = true});
+    rig_open(&cut, DIR_FINAL,
+             (struct engine_options){.chunk_tokens = CHUNK, .no_prefix_cache = true});
     for (int i = 0; i < N; i++) {
-        struct request *a = run_one(whole.e, make(i, lens[i], 5)), *b = run_one(cut.e, make(i, lens[i], 5));
+        struct request *a = run_one(whole.e, make(i, lens[i], 5)),
+                       *b = run_one(cut.e, make(i, lens[i], 5));
         assert_int_equal(b->n_chunks, (lens[i] + CHUNK - 1) / CHUNK);
         same(a, b);
         struct request *end = make(i, lens[i], 5); /* its first token ends it */
@@ -302,23 +310,28 @@ static void test_prefix_hits(void **state)
     (void)state;
     if (no_model()) skip();
     static const struct {
-        int32_t first, same, second; /* tokens of the first prompt, equal ones, tokens of the second */
+        /* tokens of the first prompt, equal ones, tokens of the second */
+        int32_t first, same, second;
         const char *key[2];
         int32_t hit;
     } rows[] = {
-        {40, 15, 40, {NULL, NULL}, 0},   {40, 16, 40, {NULL, NULL}, 16}, {40, 17, 40, {NULL, NULL}, 16},
-        {40, 31, 40, {NULL, NULL}, 16},  {40, 32, 40, {NULL, NULL}, 32}, {40, 40, 40, {NULL, NULL}, 32},
-        {48, 48, 48, {NULL, NULL}, 32},  {49, 49, 49, {NULL, NULL}, 48}, {40, 13, 13, {NULL, NULL}, 0},
-        {40, 16, 16, {NULL, NULL}, 0},   {40, 17, 17, {NULL, NULL}, 16}, {17, 17, 40, {NULL, NULL}, 16},
-        {40, 40, 40, {"a", "a"}, 32},    {40, 40, 40, {"a", "b"}, 0},    {40, 40, 40, {"a", NULL}, 0},
-        {40, 40, 40, {NULL, "a"}, 0},    {40, 40, 40, {"", NULL}, 0},    {40, 0, 40, {NULL, NULL}, 0},
+        {40, 15, 40, {NULL, NULL}, 0},  {40, 16, 40, {NULL, NULL}, 16},
+        {40, 17, 40, {NULL, NULL}, 16}, {40, 31, 40, {NULL, NULL}, 16},
+        {40, 32, 40, {NULL, NULL}, 32}, {40, 40, 40, {NULL, NULL}, 32},
+        {48, 48, 48, {NULL, NULL}, 32}, {49, 49, 49, {NULL, NULL}, 48},
+        {40, 13, 13, {NULL, NULL}, 0},  {40, 16, 16, {NULL, NULL}, 0},
+        {40, 17, 17, {NULL, NULL}, 16}, {17, 17, 40, {NULL, NULL}, 16},
+        {40, 40, 40, {"a", "a"}, 32},   {40, 40, 40, {"a", "b"}, 0},
+        {40, 40, 40, {"a", NULL}, 0},   {40, 40, 40, {NULL, "a"}, 0},
+        {40, 40, 40, {"", NULL}, 0},    {40, 0, 40, {NULL, NULL}, 0},
     };
     struct rig g = {0}, cold = {0};
     struct err err = {0};
     rig_open(&g, DIR_FINAL, (struct engine_options){0});
     rig_open(&cold, DIR_FINAL, (struct engine_options){.no_prefix_cache = true});
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct request *a = make(1, rows[i].first, 1), *b = make(2, rows[i].second, 3), *c = make(2, rows[i].second, 3);
+        struct request *a = make(1, rows[i].first, 1), *b = make(2, rows[i].second, 3),
+                       *c = make(2, rows[i].second, 3);
         memcpy(b->prompt, a->prompt, (size_t)rows[i].same * sizeof(int32_t));
         memcpy(c->prompt, b->prompt, (size_t)rows[i].second * sizeof(int32_t));
         if (rows[i].key[0]) a->extra_key = mem_dup(rows[i].key[0]);
@@ -327,7 +340,8 @@ static void test_prefix_hits(void **state)
         run_one(g.e, a);
         run_one(g.e, b);
         run_one(cold.e, c);
-        if (b->cached_tokens != rows[i].hit) fail_msg("row %zu: %d cached, want %d", i, b->cached_tokens, rows[i].hit);
+        if (b->cached_tokens != rows[i].hit)
+            fail_msg("row %zu: %d cached, want %d", i, b->cached_tokens, rows[i].hit);
         same(b, c);
         request_unref(a);
         request_unref(b);
@@ -337,7 +351,8 @@ static void test_prefix_hits(void **state)
     for (int i = 0; i < N_PROMPTS; i++) {
         int32_t n = 1 + rand_r(&seed) % 60;
         struct request *a = make(0, n, 1), *b = make(0, n, 1);
-        for (int32_t k = 0; k < n; k++) a->prompt[k] = b->prompt[k] = 100 + (k < 40 ? k / 16 * (int)(rand_r(&seed) % 2) : k);
+        for (int32_t k = 0; k < n; k++)
+            a->prompt[k] = b->prompt[k] = 100 + (k < 40 ? k / 16 * (int)(rand_r(&seed) % 2) : k);
         same(run_one(g.e, a), run_one(cold.e, b));
         request_unref(a);
         request_unref(b);
@@ -391,7 +406,8 @@ static void test_update_under_load(void **state)
     struct update_options o = {.weight_version = "v1"}, kill = {.in_flight = IN_FLIGHT_ABORT};
     struct request *r[N], *want[N];
     rig_open(&early, DIR_EARLY, (struct engine_options){0});
-    for (int i = 0; i < N; i++) want[i] = run_one(early.e, make(i, 40, 150));
+    for (int i = 0; i < N; i++)
+        want[i] = run_one(early.e, make(i, 40, 150));
     rig_close(&early);
     rig_open(&g, DIR_EARLY, (struct engine_options){.retract_every = 3});
     for (int i = 0; i < N; i++) {
@@ -450,11 +466,11 @@ static void test_max_queued(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_fit_and_rid),
-        cmocka_unit_test(test_abort), cmocka_unit_test(test_prompt_logprobs),
-        cmocka_unit_test(test_update), cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_each_isa), cmocka_unit_test(test_random_life),
-        cmocka_unit_test(test_seeds), cmocka_unit_test(test_update_under_load),
+        cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_fit_and_rid),
+        cmocka_unit_test(test_abort),      cmocka_unit_test(test_prompt_logprobs),
+        cmocka_unit_test(test_update),     cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_each_isa),   cmocka_unit_test(test_random_life),
+        cmocka_unit_test(test_seeds),      cmocka_unit_test(test_update_under_load),
         cmocka_unit_test(test_max_queued), cmocka_unit_test(test_border_lengths),
         cmocka_unit_test(test_prefix_hits)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -182,8 +182,8 @@ struct world {
     bool in_place;
     uint64_t hash[N_MODELS];
     struct request *want[N_MODELS];
-    int now;                   /* the model that is resident */
-    long calls, allocations;   /* of a good update */
+    int now;                 /* the model that is resident */
+    long calls, allocations; /* of a good update */
     int committed, kept, ruined, hit;
 };
 
@@ -230,7 +230,8 @@ static void recover(struct world *w, int target, long run)
     struct update_result r;
     char version[8];
     struct request *q = make(7, 20, N_TOKENS);
-    if (engine_submit(w->g.e, q, &err) != ERR_BUSY) fail_msg("run %ld: served without weights", run);
+    if (engine_submit(w->g.e, q, &err) != ERR_BUSY)
+        fail_msg("run %ld: served without weights", run);
     request_unref(q);
     run_command("rm -rf %s && cp -r %s/%d %s", here.next, here.root, target, here.next);
     snprintf(version, sizeof version, "v%d", target);
@@ -274,7 +275,8 @@ static void one_run(struct world *w, long run)
         assert_true(beside->finish_status == 503 && w->in_place);
     request_unref(beside);
     if (way == WAY_STAGE_DISCARD && rc == ERR_SYSTEM) fail_msg("run %ld: not discarded", run);
-    if (!hit && way != WAY_STAGE_DISCARD && rc != OK) fail_msg("run %ld: failed without a fault", run);
+    if (!hit && way != WAY_STAGE_DISCARD && rc != OK)
+        fail_msg("run %ld: failed without a fault", run);
     if (rc == OK) w->now = target;
     w->committed += rc == OK;
     struct engine_stats st;
@@ -296,7 +298,8 @@ static long from_environment(const char *name, long otherwise)
 static void faulty_updates(bool in_place)
 {
     struct world w = {.in_place = in_place};
-    long n = from_environment("MOULT_FAULTS", DEFAULT_RUNS) / 2, seed = from_environment("MOULT_SEED", 1);
+    long n = from_environment("MOULT_FAULTS", DEFAULT_RUNS) / 2,
+         seed = from_environment("MOULT_SEED", 1);
     random_state = (uint64_t)seed * 0x9e3779b97f4a7c15u + in_place;
     strcpy(here.root, "/tmp/moult-faults-XXXXXX");
     assert_non_null(mkdtemp(here.root));
@@ -313,15 +316,17 @@ static void faulty_updates(bool in_place)
     long kib = 0;
     for (long run = 0; run < n; run++) {
         one_run(&w, run);
-        if (n_descriptors() != descriptors) fail_msg("run %ld: %d descriptors, %d before", run, n_descriptors(), descriptors);
+        if (n_descriptors() != descriptors)
+            fail_msg("run %ld: %d descriptors, %d before", run, n_descriptors(), descriptors);
         if (run == n / 4) kib = resident_kib();
     }
     check_idle(w.g.e);
     long grown = resident_kib() - kib;
-    print_message("seed %ld, %s: %ld runs, %d faults met: %d committed, %d as before, %d ruined and "
-                  "recovered; %d descriptors, %+ld KiB since run %ld\n",
-                  seed, in_place ? "in place" : "staged", n, w.hit, w.committed, w.kept, w.ruined,
-                  descriptors, grown, n / 4);
+    print_message(
+        "seed %ld, %s: %ld runs, %d faults met: %d committed, %d as before, %d ruined and "
+        "recovered; %d descriptors, %+ld KiB since run %ld\n",
+        seed, in_place ? "in place" : "staged", n, w.hit, w.committed, w.kept, w.ruined,
+        descriptors, grown, n / 4);
     assert_true(w.committed > 0 && w.kept > 0 && (n < 200 || (w.ruined > 0) == in_place));
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     assert_true(grown < 24 * 1024); /* a leak of one generation in a hundred runs is more */

@@ -68,7 +68,8 @@ static void edges(void **state)
 {
     (void)state;
     struct fixed x;
-    float a[16] = {1.0f, 0x1.8p-21f, 0x1.4p-20f, -0x1.8p-21f, 0x1.fffffep0f, -0x1.fep0f, 0x1p-22f, -0.0f};
+    float a[16] = {1.0f,          0x1.8p-21f, 0x1.4p-20f, -0x1.8p-21f,
+                   0x1.fffffep0f, -0x1.fep0f, 0x1p-22f,   -0.0f};
     fixed_row(&x, a, 16);
     assert_int_equal(value(&x, 0), 1 << 21);
     assert_int_equal(value(&x, 1), 2);

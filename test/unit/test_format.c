@@ -329,11 +329,16 @@ static void document(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scalars_decode),  cmocka_unit_test(scalars_encode),
-        cmocka_unit_test(names),           cmocka_unit_test(sizes),
-        cmocka_unit_test(fp4_products),    cmocka_unit_test(fp8_products),
-        cmocka_unit_test(groups_at_edges), cmocka_unit_test(checks),
-        cmocka_unit_test(bad_bytes_anywhere), cmocka_unit_test(document),
+        cmocka_unit_test(scalars_decode),
+        cmocka_unit_test(scalars_encode),
+        cmocka_unit_test(names),
+        cmocka_unit_test(sizes),
+        cmocka_unit_test(fp4_products),
+        cmocka_unit_test(fp8_products),
+        cmocka_unit_test(groups_at_edges),
+        cmocka_unit_test(checks),
+        cmocka_unit_test(bad_bytes_anywhere),
+        cmocka_unit_test(document),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

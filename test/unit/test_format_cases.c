@@ -104,8 +104,7 @@ static void product(const struct store *s, size_t slot, const float *a, float *o
     const struct backend_ops *o = cpu_ops_find(isa);
     const struct matrix *w = store_matrix(s, slot);
     struct fixed *fixed = mem_alloc(fixed_blocks(w->cols) * sizeof *fixed);
-    struct gemm g = {
-        .a = a, .lda = w->cols, .fixed = fixed, .w = w, .out = out, .ldo = w->rows};
+    struct gemm g = {.a = a, .lda = w->cols, .fixed = fixed, .w = w, .out = out, .ldo = w->rows};
     fixed_row(fixed, a, w->cols);
     o->gemm(&g, 1, 0, (w->rows + 15) / 16);
     mem_free(fixed);

@@ -307,7 +307,7 @@ static void one_case(format_t f, act_scale_t act, size_t m, size_t rows, size_t 
 static void bits_are_the_defined_ones(void **state)
 {
     (void)state;
-    static const size_t shapes[][2] = {{1, 1},   {5, 2},    {16, 16},   {37, 33},  {80, 47},
+    static const size_t shapes[][2] = {{1, 1},   {5, 2},     {16, 16},  {37, 33},  {80, 47},
                                        {19, 64}, {130, 129}, {20, 300}, {150, 258}};
     for (int i = 0; i < N_ISAS; i++)
         if (cpu_ops_find(isas[i]) == NULL)
@@ -338,7 +338,8 @@ static void a_row_alone(void **state)
         for (size_t cols = 768; cols <= 2048; cols += 1280) {
             struct weights w = weights_new((format_t)f, ROWS, cols);
             weights_store(&w);
-            struct input in = input_new(M, cols, f == FORMAT_FP8_BLOCK ? ACT_SCALE_128 : ACT_SCALE_ROW);
+            struct input in =
+                input_new(M, cols, f == FORMAT_FP8_BLOCK ? ACT_SCALE_128 : ACT_SCALE_ROW);
             float *out = mem_alloc(M * ROWS * 4), one[ROWS * 4];
             in.g.w = &w.matrix;
             in.g.ldo = ROWS;
@@ -400,14 +401,18 @@ static void every_code_is_exact(void **state)
         format_t f;
         size_t cols;
         unsigned first, last; /* legal scale codes */
-    } rows[] = {{FORMAT_MXFP8, 32, 10, 246}, {FORMAT_MXFP4, 32, 10, 246}, {FORMAT_NVFP4, 16, 0, 126},
+    } rows[] = {{FORMAT_MXFP8, 32, 10, 246},
+                {FORMAT_MXFP4, 32, 10, 246},
+                {FORMAT_NVFP4, 16, 0, 126},
                 {FORMAT_FP8_CHANNEL, 12, 0, 0}};
     for (int k = 0; k < 4; k++) {
         struct weights w = weights_new(rows[k].f, 256, rows[k].cols);
         size_t row_bytes = format_row_bytes(rows[k].f, rows[k].cols);
         w.canon.tensor = 1.0f;
         for (size_t r = 0; r < 256; r++) {
-            uint8_t code = (uint8_t)(row_bytes < rows[k].cols ? r % 16 * 17 : (r & 0x7f) == 0x7f ? 0 : r);
+            uint8_t code = (uint8_t)(row_bytes < rows[k].cols ? r % 16 * 17
+                                     : (r & 0x7f) == 0x7f     ? 0
+                                                              : r);
             memset(w.data + r * row_bytes, code, row_bytes);
         }
         for (unsigned s = rows[k].first; s <= rows[k].last; s += 7 - 6 * (s < 12 || s > 240)) {
@@ -425,8 +430,8 @@ static void every_code_is_exact(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits_are_the_defined_ones), cmocka_unit_test(large_cases),
-        cmocka_unit_test(a_row_alone), cmocka_unit_test(every_code_is_exact)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(bits_are_the_defined_ones),
+                                       cmocka_unit_test(large_cases), cmocka_unit_test(a_row_alone),
+                                       cmocka_unit_test(every_code_is_exact)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

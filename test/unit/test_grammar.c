@@ -416,11 +416,10 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_regex),     cmocka_unit_test(test_schema),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_eras),      cmocka_unit_test(test_calls_and_until),
-        cmocka_unit_test(test_until_if_begun),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_regex),          cmocka_unit_test(test_schema),
+        cmocka_unit_test(test_refused),        cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_eras),           cmocka_unit_test(test_calls_and_until),
+        cmocka_unit_test(test_until_if_begun), cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

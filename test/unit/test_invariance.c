@@ -74,7 +74,8 @@ static int32_t token_at(int seq, int pos)
 
 /* Run sequence 0 in pieces of `piece` tokens, each step also holding the next tokens of `others` more
  * sequences, which come first in the batch. */
-static void run(struct model *m, int len, int piece, int others, int other_piece, struct result *res)
+static void run(struct model *m, int len, int piece, int others, int other_piece,
+                struct result *res)
 {
     static int32_t ids[4096], pos[4096], seq[4096], tables[8][PAGES];
     static struct sample_output out[SCORES + 1];
@@ -101,15 +102,15 @@ static void run(struct model *m, int len, int piece, int others, int other_piece
             int p = done + i;
             ids[n] = token_at(0, p), pos[n] = p, seq[n] = 0;
             if (p % 16 != 15) continue;
-            in[n_rows] = (struct sample_input){.target = p == LEN - 1 ? -1 : token_at(0, p + 1),
-                                               .params = &sp, .position = LEN};
+            in[n_rows] = (struct sample_input){
+                .target = p == LEN - 1 ? -1 : token_at(0, p + 1), .params = &sp, .position = LEN};
             rows[n_rows] = (struct step_row){n, &in[n_rows], &out[n_rows]};
             n_rows++;
         }
         struct step st = {n, ids, pos, seq, others + 1, seqs, n_rows, rows, NULL, NULL};
         model_submit(m, &st);
         struct err collect_e;
-    assert_int_equal(model_collect(m, &st, &collect_e), OK);
+        assert_int_equal(model_collect(m, &st, &collect_e), OK);
         for (int i = 0; i < n_rows; i++) {
             assert_true(out[i].finite);
             int p = pos[rows[i].token];
@@ -139,7 +140,8 @@ static void bits_do_not_depend_on_the_batch(void **state)
     bool have = false;
     for (int i = 0; i < (g->t.d ? 2 : N_ISAS); i++) {
         struct model *m;
-        if (test_model_new(&g->t, &m, &g->c, g->store, g->pool, 8 * PAGES, KV_BF16, 2048, isas[i], &e) != OK) {
+        if (test_model_new(&g->t, &m, &g->c, g->store, g->pool, 8 * PAGES, KV_BF16, 2048, isas[i],
+                           &e) != OK) {
             printf("skip %s: %s\n", isas[i], e.msg);
             continue;
         }
@@ -209,7 +211,8 @@ static void fp8_kv(void **state)
     run(m, FP8_LEN, FP8_LEN, 0, 0, &scaled);
     model_free(m);
     double a = distance(&bf16, &whole), b = distance(&bf16, &scaled);
-    print_message("mean |difference| of scores from a BF16 cache: scale 1 %.4f, scaled %.4f\n", a, b);
+    print_message("mean |difference| of scores from a BF16 cache: scale 1 %.4f, scaled %.4f\n", a,
+                  b);
     assert_true(a > 0.0 && b > 0.0 && a != b);
     assert_true(a < 0.1 && b < 0.1);
 }
@@ -270,7 +273,8 @@ static void a_batch_dependent_split_is_noticed(void **state)
     struct err e = {0};
     struct model *m;
     struct result whole, cut;
-    assert_int_equal(test_model_new(&g->t, &m, &g->c, g->store, g->pool, PAGES, KV_BF16, 2048, NULL, &e), OK);
+    assert_int_equal(
+        test_model_new(&g->t, &m, &g->c, g->store, g->pool, PAGES, KV_BF16, 2048, NULL, &e), OK);
     model_break_invariance(m);
     run(m, LEN, LEN, 0, 0, &whole);
     run(m, LEN, 64, 0, 0, &cut);

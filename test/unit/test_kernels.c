@@ -195,8 +195,8 @@ static void attention_case(kv_type_t type, float k_scale, float v_scale)
         vf[i] = noise(&seed);
     }
     for (int i = 0; i < KEYS; i++)
-        kv_write(type, k + (size_t)pages[i / 16] * page, v + (size_t)pages[i / 16] * page, i % 16, HD,
-                 kf + i * HD, vf + i * HD, k_scale, v_scale);
+        kv_write(type, k + (size_t)pages[i / 16] * page, v + (size_t)pages[i / 16] * page, i % 16,
+                 HD, kf + i * HD, vf + i * HD, k_scale, v_scale);
     struct cached c = {type, HD, PAGES, k_scale, v_scale, kf, vf};
     static const int lens[] = {1, 15, 16, 17, 255, 256, 257, 512, KEYS};
     for (int l = 0; l < 9; l++) {
@@ -247,7 +247,7 @@ static void attention_bits(void **state)
     (void)state;
     attention_case(KV_BF16, 1.0f, 1.0f);
     attention_case(KV_E4M3, 1.0f, 1.0f);
-    attention_case(KV_E4M3, 0.0123f, 0.0071f); /* uses the upper codes */
+    attention_case(KV_E4M3, 0.0123f, 0.0071f);  /* uses the upper codes */
     attention_case(KV_E4M3, 1.0f / 512, 37.0f); /* saturates K at 0.875; V is subnormal */
 }
 
@@ -259,9 +259,20 @@ static void attention_codes(void **state)
     uint8_t k[16 * HD] = {0}, v[16 * HD];
     float q[HD] = {0}, out[HD];
     int32_t page = 0;
-    struct attn a = {.q = q, .out = out, .first_chunk = KV_CHUNK, .n_heads = 1, .head_dim = HD,
-                     .kv = KV_E4M3, .k_scale = 1.0f, .v_scale = 1.0f, .k = k, .v = v,
-                     .page_stride = sizeof k, .pages = &page, .n_keys = 1, .scale = 1.0f};
+    struct attn a = {.q = q,
+                     .out = out,
+                     .first_chunk = KV_CHUNK,
+                     .n_heads = 1,
+                     .head_dim = HD,
+                     .kv = KV_E4M3,
+                     .k_scale = 1.0f,
+                     .v_scale = 1.0f,
+                     .k = k,
+                     .v = v,
+                     .page_stride = sizeof k,
+                     .pages = &page,
+                     .n_keys = 1,
+                     .scale = 1.0f};
     for (int i = -1; i < N_ISAS; i++) {
         const struct backend_ops *o = i < 0 ? &cpu_ops_portable : cpu_ops_find(isas[i]);
         for (int code = 0; o && code < 256; code++) {

@@ -124,9 +124,11 @@ static void every_size_comes_back(void **state)
 /* Code and scale of an element by the rule of layout.h, written a second time from its text. */
 static unsigned code_at(const uint8_t *res, format_t f, size_t cols, size_t r, size_t c)
 {
-    static const size_t rec_cols[] = {2, 2, 2, 2, 32, 16, 32}, rec[] = {64, 32, 32, 32, 528, 144, 272};
+    static const size_t rec_cols[] = {2, 2, 2, 2, 32, 16, 32},
+                        rec[] = {64, 32, 32, 32, 528, 144, 272};
     size_t q = r % 16, place = 2 * (q % 4) + 16 * (q / 4 % 2) + 8 * (q / 8), k = c % rec_cols[f];
-    const uint8_t *p = res + (r / 16 * ((cols + rec_cols[f] - 1) / rec_cols[f]) + c / rec_cols[f]) * rec[f];
+    const uint8_t *p =
+        res + (r / 16 * ((cols + rec_cols[f] - 1) / rec_cols[f]) + c / rec_cols[f]) * rec[f];
     switch (formats[f].elem_bits) {
     case 16: return p[q * 4 + c % 2 * 2] | (unsigned)p[q * 4 + c % 2 * 2 + 1] << 8;
     case 8: return p[k / 2 * 32 + place + k % 2];
@@ -162,14 +164,16 @@ static void places_are_as_documented(void **state)
                                             : row[c / 2] >> 4 * (c % 2) & 15;
                 assert_int_equal(code_at(res, f, COLS, r, c), want);
                 if (formats[f].scale_bytes != 1) continue;
-                assert_int_equal(scale_at(res, f, COLS, r, c),
-                                 p.canon[PART_SCALE][r * p.row_bytes[PART_SCALE] + c / formats[f].group_cols]);
+                assert_int_equal(
+                    scale_at(res, f, COLS, r, c),
+                    p.canon[PART_SCALE][r * p.row_bytes[PART_SCALE] + c / formats[f].group_cols]);
             }
         assert_true((m.scale != NULL) == (formats[f].scale_bytes == 4));
         assert_true((m.tensor != NULL) == (f == FORMAT_NVFP4));
         assert_true((m.input != NULL) == (f != FORMAT_BF16));
         if (m.scale)
-            assert_memory_equal(m.scale, p.canon[PART_SCALE], p.rows[PART_SCALE] * p.row_bytes[PART_SCALE]);
+            assert_memory_equal(m.scale, p.canon[PART_SCALE],
+                                p.rows[PART_SCALE] * p.row_bytes[PART_SCALE]);
         if (m.tensor) assert_memory_equal(m.tensor, p.canon[PART_TENSOR], 4);
         if (m.input) {
             assert_memory_equal(m.input, p.canon[PART_INPUT], 4);

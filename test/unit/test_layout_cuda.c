@@ -122,8 +122,10 @@ static void odd_models_are_refused(void **state)
 {
     (void)state;
     static const char json[] =
-        "{\"model_type\":\"qwen3_moe\",\"vocab_size\":320,\"hidden_size\":64,\"intermediate_size\":96,"
-        "\"moe_intermediate_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+        "{\"model_type\":\"qwen3_moe\",\"vocab_size\":320,\"hidden_size\":64,\"intermediate_size\":"
+        "96,"
+        "\"moe_intermediate_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_"
+        "value_heads\":2,"
         "\"head_dim\":64,\"num_experts\":4,\"num_experts_per_tok\":2,\"norm_topk_prob\":true,"
         "\"rms_norm_eps\":1e-6,\"rope_theta\":10000,\"max_position_embeddings\":64,"
         "\"tie_word_embeddings\":false}";
@@ -152,7 +154,8 @@ static void odd_models_are_refused(void **state)
     for (size_t i = 0; i < n; i++) {
         if (!strstr(specs[i].name, "layers.1.mlp.experts.2.down_proj")) continue;
         specs[i].shape.format = FORMAT_MXFP8;
-        refused(&good, specs, "experts.2.down_proj.weight is mxfp8, the experts before it are bf16");
+        refused(&good, specs,
+                "experts.2.down_proj.weight is mxfp8, the experts before it are bf16");
         specs[i].shape.format = FORMAT_BF16;
     }
     for (size_t i = 0; i < n; i++)

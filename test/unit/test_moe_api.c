@@ -249,9 +249,8 @@ static void gpu_or_a_reason(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(meets_the_operator),
-                                       cmocka_unit_test(nulls_and_sizes),
-                                       cmocka_unit_test(no_memory),
-                                       cmocka_unit_test(gpu_or_a_reason)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(meets_the_operator), cmocka_unit_test(nulls_and_sizes),
+        cmocka_unit_test(no_memory), cmocka_unit_test(gpu_or_a_reason)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,7 +15,8 @@ static options_t parse(struct serve_args *a, struct buf *ignored, struct err *e,
     char *argv[] = {(char *)(uintptr_t)w0, (char *)(uintptr_t)w1, (char *)(uintptr_t)w2,
                     (char *)(uintptr_t)w3};
     int n = 0;
-    while (n < 4 && argv[n]) n++;
+    while (n < 4 && argv[n])
+        n++;
     *a = (struct serve_args){0};
     *e = (struct err){0};
     return options_parse(&serve_command, n, argv, a, ignored, e);
@@ -96,8 +97,10 @@ static void runners(void **state)
     static const struct {
         const char *name;
         bool routed, ignored;
-    } rows[] = {{"auto", 0, 0},   {"fused", 0, 0},     {"routed", 1, 0}, {"flashinfer_trtllm", 0, 0},
-                {"triton", 0, 1}, {"deep_gemm", 0, 1}, {"marlin", 0, 1}, {"flashinfer_trtllm_routed", 1, 0}};
+    } rows[] = {{"auto", 0, 0},   {"fused", 0, 0},
+                {"routed", 1, 0}, {"flashinfer_trtllm", 0, 0},
+                {"triton", 0, 1}, {"deep_gemm", 0, 1},
+                {"marlin", 0, 1}, {"flashinfer_trtllm_routed", 1, 0}};
     struct serve_args a;
     struct numerics n;
     struct buf ig = {0};
@@ -179,12 +182,9 @@ static void strings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(runners),
-        cmocka_unit_test(activation_formats),
-        cmocka_unit_test(strings),
-        cmocka_unit_test(honoured),
-        cmocka_unit_test(ignored),
-        cmocka_unit_test(refused),
+        cmocka_unit_test(runners),  cmocka_unit_test(activation_formats),
+        cmocka_unit_test(strings),  cmocka_unit_test(honoured),
+        cmocka_unit_test(ignored),  cmocka_unit_test(refused),
         cmocka_unit_test(distance),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,7 +40,8 @@ static void load(struct world *w, const char *dir)
     if (folder_store_in(&w->store, &w->c, dir, FORMAT_COUNT, w->t.memory, &e) != OK)
         fail_msg("%s", e.msg);
     w->pool = pool_new(2);
-    if (test_model_new(&w->t, &w->m, &w->c, w->store, w->pool, PAGES, KV_BF16, MAX_TOKENS, NULL, &e) != OK)
+    if (test_model_new(&w->t, &w->m, &w->c, w->store, w->pool, PAGES, KV_BF16, MAX_TOKENS, NULL,
+                       &e) != OK)
         fail_msg("%s", e.msg);
     for (int i = 0; i < PAGES; i++)
         w->pages[i] = PAGES - 1 - i;
@@ -49,8 +50,14 @@ static void load(struct world *w, const char *dir)
 static void run(struct world *w, int t0, int n, const struct step_row *rows, int n_rows)
 {
     struct step_seq s = {w->pages, PAGES};
-    struct step st = {.n_tokens = n, .ids = w->ids + t0, .pos = w->pos + t0, .seq = w->seq,
-                      .n_seqs = 1, .seqs = &s, .n_rows = n_rows, .rows = rows};
+    struct step st = {.n_tokens = n,
+                      .ids = w->ids + t0,
+                      .pos = w->pos + t0,
+                      .seq = w->seq,
+                      .n_seqs = 1,
+                      .seqs = &s,
+                      .n_rows = n_rows,
+                      .rows = rows};
     model_submit(w->m, &st);
     struct err collect_e;
     assert_int_equal(model_collect(w->m, &st, &collect_e), OK);
@@ -58,7 +65,8 @@ static void run(struct world *w, int t0, int n, const struct step_row *rows, int
 
 static void prompt(struct world *w, const json_t *ref)
 {
-    const json_t *ids = json_object_get(ref, "input_ids"), *lp = json_object_get(ref, "prompt_logprobs");
+    const json_t *ids = json_object_get(ref, "input_ids"),
+                 *lp = json_object_get(ref, "prompt_logprobs");
     const json_t *greedy = json_object_get(ref, "greedy_ids");
     int n = (int)json_array_size(ids);
     assert_true(n + 64 < MAX_TOKENS);
@@ -121,8 +129,8 @@ static void check(const char *name, const char *dir, const char *path)
     double mean = sum / (double)w->n_errors, p99 = w->errors[w->n_errors * 99 / 100];
     double max = w->errors[w->n_errors - 1];
     print_message("%s, %s: %zu logprobs, error mean %.2e, p99 %.2e, max %.2e; greedy texts that "
-                  "differ: %d\n", name, model_isa(w->m), w->n_errors, mean, p99, max,
-                  w->greedy_differ);
+                  "differ: %d\n",
+                  name, model_isa(w->m), w->n_errors, mean, p99, max, w->greedy_differ);
 #ifdef MOULT_REFERENCE_F32
     assert_true(max <= 2e-4);
     assert_int_equal(w->greedy_differ, 0);
@@ -151,8 +159,8 @@ static void final(void **state)
 }
 
 /* Quantized folders: the reference ran on the exactly dequantized weights. */
-#define SHARED(name) name, "../shared/models/tiny-moe/" name, \
-                     "../shared/models/tiny-moe/" name ".reference.json"
+#define SHARED(name) \
+    name, "../shared/models/tiny-moe/" name, "../shared/models/tiny-moe/" name ".reference.json"
 
 static void fp8(void **state)
 {

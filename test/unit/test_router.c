@@ -223,7 +223,8 @@ static void test_router(void **state)
         for (int i = 0; i < 3; i++) {
             struct model *m;
             if (isas[i] && (round || (i == 2 && !__builtin_cpu_supports("avx2")))) continue;
-            assert_int_equal(model_new(&m, &c, store, pool, VOCAB, KV_BF16, VOCAB, isas[i], &e), OK);
+            assert_int_equal(model_new(&m, &c, store, pool, VOCAB, KV_BF16, VOCAB, isas[i], &e),
+                             OK);
             int count = i ? 64 : VOCAB;                         /* the portable kernels are slow */
             for (int k = i ? 1 : 0; k < (round ? 1 : 4); k++) { /* the other rounds: more tokens */
                 chosen(m, count, sizes[k], sets, weights);

@@ -33,8 +33,7 @@ static void test_rows(void **state)
             uint8_t *rows = routing_rows(t, pages, ranges[j][0], ranges[j][1]);
             for (int32_t p = ranges[j][0]; p < ranges[j][1]; p++)
                 for (int k = 0; k < 6; k++) {
-                    const uint8_t *at =
-                        rows + (size_t)(p - ranges[j][0]) * row + (size_t)k * elem;
+                    const uint8_t *at = rows + (size_t)(p - ranges[j][0]) * row + (size_t)k * elem;
                     int32_t id = at[0] | (elem == 2 ? at[1] << 8 : 0);
                     assert_int_equal(id, (p * 131 + k * 17) % experts[i]);
                 }
@@ -134,7 +133,8 @@ static void test_ends(void **state)
     if (first->n_output) assert_int_equal(first->n_expert_rows, 20 + first->n_output - 1);
     request_unref(first);
     request_unref(queued);
-    static const int32_t rows[][4] = {{20, 0, 0, 19}, {20, 0, 20, 0}, {1, 0, 0, 0}, {1, 3, 0, 3}, {20, 4, 20, 3}};
+    static const int32_t rows[][4] = {
+        {20, 0, 0, 19}, {20, 0, 20, 0}, {1, 0, 0, 0}, {1, 3, 0, 3}, {20, 4, 20, 3}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct request *r = run_one(g.e, asking(3, rows[i][0], rows[i][1], rows[i][2]));
         assert_true(r->has_experts);
@@ -171,7 +171,8 @@ static void test_forced(void **state)
             assert_int_equal(r->cached_tokens, 0);
             for (size_t i = 0; i < (size_t)n * row; i++)
                 assert_int_equal(r->experts[i], r->forced[i]);
-            bool equal = memcmp(r->prompt_logprobs + 1, free_run->prompt_logprobs + 1, (LEN - 1) * 4) == 0;
+            bool equal =
+                memcmp(r->prompt_logprobs + 1, free_run->prompt_logprobs + 1, (LEN - 1) * 4) == 0;
             assert_int_equal(equal, !change);
             if (!change) same(free_run, r);
             request_unref(r);
@@ -189,7 +190,8 @@ static void test_forced(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_same_experts),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(test_same_experts),
                                        cmocka_unit_test(test_ends), cmocka_unit_test(test_forced)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -140,7 +140,8 @@ static void padded(void **state)
 {
     (void)state;
     static const char *const forms[] = {"{", "{\"a\":{\"dtype\":\"U8\",", "{}", "", "{\"a"};
-    static const char *const tails[] = {"}", "\"shape\":[2],\"data_offsets\":[0,2]}}", "", "", "\":1}"};
+    static const char *const tails[] = {"}", "\"shape\":[2],\"data_offsets\":[0,2]}}", "", "",
+                                        "\":1}"};
     static const err_t want[] = {OK, OK, OK, ERR_INPUT, ERR_INPUT};
     static const uint64_t data[] = {0, 2, 0, 0, 0};
     char path[] = "/tmp/moult-st-XXXXXX";
@@ -204,11 +205,8 @@ static void changed_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(headers),
-        cmocka_unit_test(every_prefix),
-        cmocka_unit_test(lengths),
-        cmocka_unit_test(padded),
-        cmocka_unit_test(changed_file),
+        cmocka_unit_test(headers), cmocka_unit_test(every_prefix), cmocka_unit_test(lengths),
+        cmocka_unit_test(padded),  cmocka_unit_test(changed_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -152,8 +152,9 @@ static int naive_kept(const float *x, const struct sample_params *p, bool *in, d
             rank++;
             before += probability[j];
         }
-        in[i] = rank == 0 || ((p->top_k <= 0 || rank < p->top_k) && before / sum <= (double)p->top_p &&
-                              probability[i] >= (double)p->min_p);
+        in[i] =
+            rank == 0 || ((p->top_k <= 0 || rank < p->top_k) && before / sum <= (double)p->top_p &&
+                          probability[i] >= (double)p->min_p);
         n += in[i];
     }
     return n;
@@ -163,12 +164,15 @@ static void kept_sets(void **state)
 {
     (void)state;
     static const struct sample_params rows[] = {
-        {.temperature = 1.0f, .top_p = 0.9f},   {.temperature = 0.6f, .top_p = 0.95f, .top_k = 20},
+        {.temperature = 1.0f, .top_p = 0.9f},
+        {.temperature = 0.6f, .top_p = 0.95f, .top_k = 20},
         {.temperature = 1.0f, .top_p = 1.0f, .top_k = 5},
         {.temperature = 1.3f, .top_p = 1.0f, .min_p = 0.1f},
         {.temperature = 1.0f, .top_p = 0.3f, .min_p = 0.01f},
-        {.temperature = 1.0f, .top_p = 0.0001f}, {.temperature = 2.0f, .top_p = 0.999f},
-        {.temperature = 1.0f, .top_p = 1.0f, .top_k = 1}, {.temperature = 0.0f, .top_p = 0.9f}};
+        {.temperature = 1.0f, .top_p = 0.0001f},
+        {.temperature = 2.0f, .top_p = 0.999f},
+        {.temperature = 1.0f, .top_p = 1.0f, .top_k = 1},
+        {.temperature = 0.0f, .top_p = 0.9f}};
     static const int32_t of[] = {0, 299, 17, 17};
     unsigned seed = 9;
     for (int round = 0; round < 20; round++)
@@ -183,8 +187,8 @@ static void kept_sets(void **state)
             p.seed = (uint64_t)round;
             for (int k = 0; k < W; k++)
                 x[k] = y[k] = (float)(rand_r(&seed) % 1000) / 100.0f - (float)(k % 3);
-            struct sample_input in = {.target = -1, .params = &p, .position = 5, .want_kept = true,
-                                      .n_of = 4, .of = of};
+            struct sample_input in = {
+                .target = -1, .params = &p, .position = 5, .want_kept = true, .n_of = 4, .of = of};
             int n = 1;
             struct sample_params one = p;
             if (p.temperature == 0.0f) one.temperature = 1.0f, one.top_k = 1;
@@ -195,7 +199,9 @@ static void kept_sets(void **state)
                 assert_true(want[out.kept[k]]);
                 want[out.kept[k]] = false; /* each once */
                 sum += probability[out.kept[k]];
-                if (k) assert_true(x[out.kept[k - 1]] >= x[out.kept[k]]); /* divided by the temperature */
+                if (k)
+                    assert_true(x[out.kept[k - 1]] >=
+                                x[out.kept[k]]); /* divided by the temperature */
             }
             assert_true(fabs((double)out.logprob - log(probability[out.id] / sum)) < 1e-5);
             if (n == 1) assert_true(out.kept[0] == out.id);

@@ -185,7 +185,8 @@ static void partial_updates(void **state)
         char dir[] = "/tmp/moult-s-XXXXXX";
         assert_non_null(mkdtemp(dir));
         tiny_write(&p.b, dir, &spells[i], NULL);
-        if (folder_store(&whole, &c, dir, FORMAT_COUNT, &e) != OK) fail_msg("%s: %s", spells[i].name, e.msg);
+        if (folder_store(&whole, &c, dir, FORMAT_COUNT, &e) != OK)
+            fail_msg("%s: %s", spells[i].name, e.msg);
         slots(&was, p.s, "layers.1.", false);
         add(&b, &p, keep_layer1);
         if (update_buckets(p.s, &b, &e) != OK) fail_msg("%s: %s", spells[i].name, e.msg);
@@ -224,7 +225,8 @@ static void companions(void **state)
         buckets_release(&b);
         add(&b, &p, keep_scales);
         assert_int_equal(update_buckets(p.s, &b, &e), ERR_INPUT);
-        if (!strstr(e.msg, "without its weight; missing: ")) fail_msg("%s: %s", spells[i].name, e.msg);
+        if (!strstr(e.msg, "without its weight; missing: "))
+            fail_msg("%s: %s", spells[i].name, e.msg);
         buckets_release(&b);
         assert_true(store_hash(p.s) == h && store_epoch(p.s) == 1);
         add(&both, &p, keep_scales);
@@ -244,7 +246,8 @@ static void buckets_refuse(void **state)
     struct buckets b = {0};
     size_t n, m;
     pair_open(&p, &spells[0]);
-    void *attention = part_of(&p.db, keep_attention, &n), *again = part_of(&p.db, keep_attention, &m);
+    void *attention = part_of(&p.db, keep_attention, &n),
+         *again = part_of(&p.db, keep_attention, &m);
     assert_int_equal(buckets_add(&b, attention, n, n - 1, &e), ERR_TOOBIG);
     assert_int_equal(buckets_add(&b, attention, n, n + m, &e), OK);
     size_t tensors = b.n_tensors;
@@ -280,8 +283,10 @@ static void every_allocation(void **state)
         void *bytes = part_of(&p.db, keep_layer1, &n);
         mem_fault_at(at);
         err_t rc = buckets_add(&b, bytes, n, UINT64_MAX, &e);
-        if (rc != OK) mem_free(bytes);
-        else rc = update_buckets(p.s, &b, &e);
+        if (rc != OK)
+            mem_free(bytes);
+        else
+            rc = update_buckets(p.s, &b, &e);
         bool failed = mem_fault_at(0) == 0;
         buckets_release(&b);
         if (!failed) {
@@ -328,11 +333,14 @@ static void quantized_while_staged(void **state)
     assert_true(same(&is, &want));
     uint64_t h = store_hash(s);
     struct st_draft one = {0};
-    const struct slot_spec *spec = &p.b.specs[store_find(s, "model.layers.0.self_attn.k_proj.weight")];
+    const struct slot_spec *spec =
+        &p.b.specs[store_find(s, "model.layers.0.self_attn.k_proj.weight")];
     size_t at = (size_t)(spec - p.b.specs);
     char dims[32];
-    snprintf(dims, sizeof dims, "[%llu, %llu]", (unsigned long long)spec->shape.rows, (unsigned long long)spec->shape.cols);
-    st_put(&one, spec->name, "BF16", dims, p.b.w[at].bf16, (size_t)(spec->shape.rows * spec->shape.cols) * 2);
+    snprintf(dims, sizeof dims, "[%llu, %llu]", (unsigned long long)spec->shape.rows,
+             (unsigned long long)spec->shape.cols);
+    st_put(&one, spec->name, "BF16", dims, p.b.w[at].bf16,
+           (size_t)(spec->shape.rows * spec->shape.cols) * 2);
     size_t n;
     void *bytes = part_of(&one, keep_all, &n);
     assert_int_equal(buckets_add(&b, bytes, n, UINT64_MAX, &e), OK);
@@ -368,7 +376,8 @@ static void in_place(void **state)
         if (f != FORMAT_BF16) {
             add(&weights, &p, keep_weights);
             assert_int_equal(update_begin_in_place(&u, p.s, &e), OK);
-            assert_int_equal(update_stage_part(u, weights.files, weights.n, &o, &progress, &e), ERR_INPUT);
+            assert_int_equal(update_stage_part(u, weights.files, weights.n, &o, &progress, &e),
+                             ERR_INPUT);
             update_free(u);
             assert_true(store_hash(p.s) == h && !store_lost(p.s));
             buckets_release(&weights);
@@ -377,7 +386,8 @@ static void in_place(void **state)
         if (update_stage_part(u, b.files, b.n, &o, &progress, &e) != OK) fail_msg("%s", e.msg);
         assert_int_equal(update_prepare(u, &e), OK);
         for (size_t i = 0; i < store_slots(p.s); i++) /* of what is given and of what is kept */
-            if (store_spec(p.s, i)->shape.kind == RESIDENT_MATRIX && store_spec(p.s, i)->shape.format != FORMAT_BF16) {
+            if (store_spec(p.s, i)->shape.kind == RESIDENT_MATRIX &&
+                store_spec(p.s, i)->shape.format != FORMAT_BF16) {
                 float now, then = update_input_scale(u, i);
                 store_get(q.s, &now, i, PART_INPUT, 0, 1);
                 assert_true(now == then || (now != now && then != then));
@@ -407,7 +417,8 @@ static void square_fused(void **state)
 {
     (void)state;
     for (size_t i = 0; i < N_SPELLS; i++) {
-        if (strcmp(spells[i].name, "bf16 fused") && strcmp(spells[i].name, "bf16 transposed")) continue;
+        if (strcmp(spells[i].name, "bf16 fused") && strcmp(spells[i].name, "bf16 transposed"))
+            continue;
         struct tiny t;
         struct st_draft d = {0};
         struct store *s = NULL;
@@ -476,10 +487,14 @@ static void release_and_resume(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(partial_updates),  cmocka_unit_test(companions),
-        cmocka_unit_test(buckets_refuse),   cmocka_unit_test(every_allocation),
-        cmocka_unit_test(quantized_while_staged), cmocka_unit_test(release_and_resume),
-        cmocka_unit_test(in_place),         cmocka_unit_test(square_fused),
+        cmocka_unit_test(partial_updates),
+        cmocka_unit_test(companions),
+        cmocka_unit_test(buckets_refuse),
+        cmocka_unit_test(every_allocation),
+        cmocka_unit_test(quantized_while_staged),
+        cmocka_unit_test(release_and_resume),
+        cmocka_unit_test(in_place),
+        cmocka_unit_test(square_fused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,11 +11,43 @@
 #include <string.h>
 
 static const char *const patterns[] = {
-    "abc",      "a+",       "ab|abc|b c",   "\\bab\\b",  "ab\\B",    "ab\\Bc",     "a(?!b)",  "a(?=bc)",
-    "(?<=a)b",  "(?<!a)b",  "(?<=ab)c",     "^ab",       "ab$",      "ab\\z",      "b$.",     ".*cc",
-    "a.*b.*c",  "(?s).*cb", "[^a]{3}",      "a{2,4}b",   "(a|b)\\1", "(?i)ABC",    "\\s+b",   "\\S+\\s\\S+",
-    "a\\Kb",    "a*",       "(?:ab)*cc",    "\xc3\xa9+", "\\w{4,}",  "c(?!.*a)",   "(?=b)bc", 
-    "ab(?!$)",  "(?>a+)b",  "a++c",         "(?m)^c",    "(?m)b$",   "[[:alpha:]] [[:alpha:]]",
+    "abc",
+    "a+",
+    "ab|abc|b c",
+    "\\bab\\b",
+    "ab\\B",
+    "ab\\Bc",
+    "a(?!b)",
+    "a(?=bc)",
+    "(?<=a)b",
+    "(?<!a)b",
+    "(?<=ab)c",
+    "^ab",
+    "ab$",
+    "ab\\z",
+    "b$.",
+    ".*cc",
+    "a.*b.*c",
+    "(?s).*cb",
+    "[^a]{3}",
+    "a{2,4}b",
+    "(a|b)\\1",
+    "(?i)ABC",
+    "\\s+b",
+    "\\S+\\s\\S+",
+    "a\\Kb",
+    "a*",
+    "(?:ab)*cc",
+    "\xc3\xa9+",
+    "\\w{4,}",
+    "c(?!.*a)",
+    "(?=b)bc",
+    "ab(?!$)",
+    "(?>a+)b",
+    "a++c",
+    "(?m)^c",
+    "(?m)b$",
+    "[[:alpha:]] [[:alpha:]]",
 };
 static const char *const pieces[] = {"a", "b", "c", "ab", " ", "bc", "\n", "\xc3\xa9", "aa", "ca"};
 
@@ -42,11 +74,14 @@ static void grow(const char *pattern, unsigned *seed, int *found)
         memcpy(text + n, piece, strlen(piece));
         n += strlen(piece);
         size_t at = 0, want = 0;
-        stop_regex_t got = stop_regex_search(s, text, n, &at, &e), first = look(pattern, text, n, &want);
+        stop_regex_t got = stop_regex_search(s, text, n, &at, &e),
+                     first = look(pattern, text, n, &want);
         if (got != first || (got == STOP_REGEX_FOUND && at != want))
-            fail_msg("%s in \"%.*s\": %d at %zu, afresh %d at %zu", pattern, (int)n, text, (int)got, at,
-                     (int)first, want);
-        if (at < free_of) fail_msg("%s in \"%.*s\": %zu, but %zu bytes were let go", pattern, (int)n, text, at, free_of);
+            fail_msg("%s in \"%.*s\": %d at %zu, afresh %d at %zu", pattern, (int)n, text, (int)got,
+                     at, (int)first, want);
+        if (at < free_of)
+            fail_msg("%s in \"%.*s\": %zu, but %zu bytes were let go", pattern, (int)n, text, at,
+                     free_of);
         if (got == STOP_REGEX_FOUND) {
             (*found)++;
             break;
@@ -75,7 +110,8 @@ static void test_refused(void **state)
     struct err e = {0};
     static const char *const bad[] = {"(", "a{2,1}", "[b", "*a", "\\C", "(?<=a+)b", ""};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        if (stop_regex_new(&s, bad[i], strlen(bad[i]), &e) != ERR_INPUT) fail_msg("%s was taken", bad[i]);
+        if (stop_regex_new(&s, bad[i], strlen(bad[i]), &e) != ERR_INPUT)
+            fail_msg("%s was taken", bad[i]);
     char *longest = mem_alloc(STOP_REGEX_BYTES + 1);
     memset(longest, 'a', STOP_REGEX_BYTES + 1);
     assert_int_equal(stop_regex_new(&s, longest, STOP_REGEX_BYTES + 1, &e), ERR_INPUT);
@@ -94,6 +130,7 @@ static void test_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_growing), cmocka_unit_test(test_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_growing),
+                                       cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -314,7 +314,9 @@ static double growth(const struct tokenizer *t, const char *unit, size_t bytes)
 #else
 #define SLOWER 1
 #endif
-enum { LONG_RUN = 250000 }; /* twice that still fits a cache, so that the ratio is of the work alone */
+enum {
+    LONG_RUN = 250000
+}; /* twice that still fits a cache, so that the ratio is of the work alone */
 
 static void test_long_runs(void **state) /* C29 */
 {
@@ -324,8 +326,9 @@ static void test_long_runs(void **state) /* C29 */
      * own allocator and ignore it). */
     (void)mallopt(M_MMAP_THRESHOLD, 1 << 30);
     (void)mallopt(M_TRIM_THRESHOLD, 1 << 30);
-    static const char *const unit[] = {"a", " ", "_", "\n", "\xe4\xb8\xad\xe5\xb1\xb1\xe3\x81\xae",
-                                       "\xcc\x81\xcc\xa3", "hell", "1"};
+    static const char *const unit[] = {
+        "a",    " ", "_", "\n", "\xe4\xb8\xad\xe5\xb1\xb1\xe3\x81\xae", "\xcc\x81\xcc\xa3",
+        "hell", "1"};
     for (size_t i = 0; i < sizeof unit / sizeof *unit; i++) {
         double all = seconds_for(t, unit[i], 1000000), ratio = growth(t, unit[i], LONG_RUN);
         if (all > 2.0 * SLOWER) fail_msg("unit %zu: %.2f s for 1 MB", i, all);

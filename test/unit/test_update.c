@@ -273,9 +273,11 @@ static void failing_memory_is_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(casts),          cmocka_unit_test(layout_round_trip),
+        cmocka_unit_test(casts),
+        cmocka_unit_test(layout_round_trip),
         cmocka_unit_test(failing_memory_is_found),
-        cmocka_unit_test(all_or_nothing), cmocka_unit_test(converts_and_survives_faults),
+        cmocka_unit_test(all_or_nothing),
+        cmocka_unit_test(converts_and_survives_faults),
         cmocka_unit_test(loads_model),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

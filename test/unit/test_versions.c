@@ -39,7 +39,9 @@ static void test_labels(void **state)
     memset(longest, 'x', sizeof longest);
     longest[WEIGHT_VERSION_MAX + 1] = 0;
     assert_int_equal(engine_relabel(g.e, longest, false, &err), ERR_INPUT);
-    assert_int_equal(engine_update(g.e, DIR_FINAL, &(struct update_options){.weight_version = longest}, &res, &err), ERR_INPUT);
+    assert_int_equal(engine_update(g.e, DIR_FINAL,
+                                   &(struct update_options){.weight_version = longest}, &res, &err),
+                     ERR_INPUT);
     longest[WEIGHT_VERSION_MAX] = 0;
     must(engine_relabel(g.e, longest, false, &err), &err);
     engine_weight_version(g.e, now, sizeof now);
@@ -68,11 +70,19 @@ static void test_refuse_older(void **state)
         err_t rc;
         const char *says;
     } rows[] = {
-        {"default", "3", OK, NULL},     {"3", "3", OK, NULL},          {"3", "2", ERR_STATE, "older than 3"},
-        {"9", "10", OK, NULL},          {"10", "9", ERR_STATE, "older"}, {"007", "7", OK, NULL},
-        {"7", "0006", ERR_STATE, "older"}, {"99999999999999999999999", "100000000000000000000000", OK, NULL},
-        {"3", "x4", ERR_INPUT, "decimal number"}, {"3", "-1", ERR_INPUT, "decimal number"},
-        {"3", "", ERR_INPUT, "decimal number"}, {"3", NULL, ERR_INPUT, "none"}, {"v2", "3", ERR_INPUT, "v2"},
+        {"default", "3", OK, NULL},
+        {"3", "3", OK, NULL},
+        {"3", "2", ERR_STATE, "older than 3"},
+        {"9", "10", OK, NULL},
+        {"10", "9", ERR_STATE, "older"},
+        {"007", "7", OK, NULL},
+        {"7", "0006", ERR_STATE, "older"},
+        {"99999999999999999999999", "100000000000000000000000", OK, NULL},
+        {"3", "x4", ERR_INPUT, "decimal number"},
+        {"3", "-1", ERR_INPUT, "decimal number"},
+        {"3", "", ERR_INPUT, "decimal number"},
+        {"3", NULL, ERR_INPUT, "none"},
+        {"v2", "3", ERR_INPUT, "v2"},
     };
     struct rig g = {0};
     struct err err = {0};
@@ -89,11 +99,14 @@ static void test_refuse_older(void **state)
     }
     /* the label moves on while the update drains: refused, and the request is untouched */
     must(engine_relabel(g.e, "5", false, &err), &err);
-    struct request *want = run_one(g.e, make(1, LEN, NEW)), *r = start_at(g.e, make(1, LEN, NEW), 1);
+    struct request *want = run_one(g.e, make(1, LEN, NEW)),
+                   *r = start_at(g.e, make(1, LEN, NEW), 1);
     wait_output(r, 1);
-    struct later l = {.e = g.e, .dir = DIR_FINAL, .o = {.weight_version = "6", .refuse_older = true}};
+    struct later l = {
+        .e = g.e, .dir = DIR_FINAL, .o = {.weight_version = "6", .refuse_older = true}};
     pthread_create(&l.t, NULL, update_main, &l);
-    for (struct engine_stats s = {0}; !s.draining; usleep(100)) engine_stat(g.e, &s);
+    for (struct engine_stats s = {0}; !s.draining; usleep(100))
+        engine_stat(g.e, &s);
     must(engine_relabel(g.e, "7", false, &err), &err);
     slow_from = INT32_MAX;
     pthread_join(l.t, NULL);
@@ -122,21 +135,25 @@ struct fuzz {
 static void check_answer(struct fuzz *f, struct request *r, int salt)
 {
     int32_t n = 0;
-    for (int32_t i = 0; i < r->n_spans; i++) n += r->spans[i].n;
-    if (n != r->n_output) snprintf(f->wrong, sizeof f->wrong, "%d tokens, %d in spans", r->n_output, n);
+    for (int32_t i = 0; i < r->n_spans; i++)
+        n += r->spans[i].n;
+    if (n != r->n_output)
+        snprintf(f->wrong, sizeof f->wrong, "%d tokens, %d in spans", r->n_output, n);
     if (r->n_output == 0) return;
     const struct request *want = f->want[strcmp(r->spans[0].version, "final") == 0][salt];
     n = r->spans[0].n < want->n_output ? r->spans[0].n : want->n_output;
     if (memcmp(r->output_ids, want->output_ids, (size_t)n * 4) != 0 ||
         memcmp(r->output_logprobs, want->output_logprobs, (size_t)n * 4) != 0)
-        snprintf(f->wrong, sizeof f->wrong, "the first %d tokens, under %s, are not its own", n, r->spans[0].version);
+        snprintf(f->wrong, sizeof f->wrong, "the first %d tokens, under %s, are not its own", n,
+                 r->spans[0].version);
     if (r->finish == FINISH_ABORT) {
         f->ended++;
         return;
     }
     f->lived++;
     f->spanned += r->n_spans > 1;
-    if (r->n_output != r->max_new_tokens) snprintf(f->wrong, sizeof f->wrong, "%d tokens", r->n_output);
+    if (r->n_output != r->max_new_tokens)
+        snprintf(f->wrong, sizeof f->wrong, "%d tokens", r->n_output);
 }
 
 static void *ask_main(void *arg)
@@ -159,15 +176,23 @@ static void *ask_main(void *arg)
 static void control_move(struct rig *g, unsigned *seed)
 {
     struct err err = {0};
-    struct update_options o = {.in_flight = (enum in_flight)(rand_r(seed) % 4), .drain_timeout_s = rand_r(seed) % 2 ? 0.01 : 0};
+    struct update_options o = {.in_flight = (enum in_flight)(rand_r(seed) % 4),
+                               .drain_timeout_s = rand_r(seed) % 2 ? 0.01 : 0};
     bool to_final = rand_r(seed) % 2;
     o.weight_version = to_final ? "final" : "early";
     switch (rand_r(seed) % 8) {
-    case 0: case 1: must(engine_pause(g->e, every_mode[rand_r(seed) % 3], &err), &err); break;
-    case 2: case 3: case 4: go_on(g->e); break;
+    case 0:
+    case 1: must(engine_pause(g->e, every_mode[rand_r(seed) % 3], &err), &err); break;
+    case 2:
+    case 3:
+    case 4: go_on(g->e); break;
     case 5: (void)!engine_flush(g->e, rand_r(seed) % 2 ? 0.005 : 0, &err); break;
-    case 6: must(engine_update(g->e, to_final ? DIR_FINAL : DIR_EARLY, &o, &res, &err), &err); break;
-    case 7: if (rand_r(seed) % 4 == 0) engine_abort(g->e, "", true); break;
+    case 6:
+        must(engine_update(g->e, to_final ? DIR_FINAL : DIR_EARLY, &o, &res, &err), &err);
+        break;
+    case 7:
+        if (rand_r(seed) % 4 == 0) engine_abort(g->e, "", true);
+        break;
     }
     must(engine_check(g->e, &err), &err);
 }
@@ -196,10 +221,13 @@ static void test_moves_at_random(void **state)
     int lived = 0, ended = 0, spanned = 0;
     for (int v = 0; v < 2; v++) {
         rig_open(&g, v ? DIR_FINAL : DIR_EARLY, (struct engine_options){0});
-        for (int s = 0; s < 4; s++) f[0].want[v][s] = run_one(g.e, make(s, LEN, NEW));
+        for (int s = 0; s < 4; s++)
+            f[0].want[v][s] = run_one(g.e, make(s, LEN, NEW));
         rig_close(&g);
     }
-    rig_open(&g, DIR_EARLY, (struct engine_options){.n_kv_pages = 48, .max_running = 3, .chunk_tokens = 16, .retract_every = 50});
+    rig_open(&g, DIR_EARLY,
+             (struct engine_options){
+                 .n_kv_pages = 48, .max_running = 3, .chunk_tokens = 16, .retract_every = 50});
     struct err err = {0};
     must(engine_relabel(g.e, "early", false, &err), &err);
     for (int i = 0; i < N; i++) {
@@ -222,19 +250,20 @@ static void test_moves_at_random(void **state)
         ended += f[i].ended;
         spanned += f[i].spanned;
     }
-    print_message("%d answers, %d of them of several spans, %d ended early\n", lived, spanned, ended);
+    print_message("%d answers, %d of them of several spans, %d ended early\n", lived, spanned,
+                  ended);
     assert_true(lived > 0 && ended > 0 && spanned > 0);
     for (int v = 0; v < 2; v++)
-        for (int s = 0; s < 4; s++) request_unref(f[0].want[v][s]);
+        for (int s = 0; s < 4; s++)
+            request_unref(f[0].want[v][s]);
     check_idle(g.e);
     rig_close(&g);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_labels),
-        cmocka_unit_test(test_refuse_older),
-        cmocka_unit_test(test_moves_at_random)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_labels),
+                                       cmocka_unit_test(test_refuse_older),
+                                       cmocka_unit_test(test_moves_at_random)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

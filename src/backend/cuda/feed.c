@@ -85,7 +85,8 @@ static void send(struct feed *f, struct lane *l)
     if (l->n) {
         const struct feed_args a = {.batch = (const char *)(uintptr_t)l->dev, .n = l->n};
         queue_copy(l->q, l->dev, host_addr(l->host), TABLE_BYTES + l->used);
-        queue_launch(l->q, &f->kernel, (struct launch){.grid = {l->blocks, 1, 1}, .threads = LAYOUT_THREADS}, &a);
+        queue_launch(l->q, &f->kernel,
+                     (struct launch){.grid = {l->blocks, 1, 1}, .threads = LAYOUT_THREADS}, &a);
     }
     pthread_mutex_lock(&f->lock);
     l->open = false;
@@ -123,7 +124,8 @@ static bool within(struct lane *l, const void *p)
 }
 
 /* Appends a piece of `blocks` blocks whose bytes are at `from`. */
-static void add(struct feed *f, struct feed_piece piece, const void *from, size_t bytes, uint32_t blocks)
+static void add(struct feed *f, struct feed_piece piece, const void *from, size_t bytes,
+                uint32_t blocks)
 {
     struct lane *l = own(f);
     if (l && l->lent && within(l, from)) {
@@ -144,7 +146,11 @@ static uint32_t kind_of(struct tile_shape t)
 {
     static const struct {
         uint32_t bits, group, kind;
-    } kinds[] = {{16, 0, FEED_16}, {8, 0, FEED_8}, {8, 32, FEED_8_G32}, {4, 16, FEED_4_G16}, {4, 32, FEED_4_G32}};
+    } kinds[] = {{16, 0, FEED_16},
+                 {8, 0, FEED_8},
+                 {8, 32, FEED_8_G32},
+                 {4, 16, FEED_4_G16},
+                 {4, 32, FEED_4_G32}};
     size_t i = 0, n = sizeof kinds / sizeof *kinds;
     while (i < n && (kinds[i].bits != t.elem_bits || kinds[i].group != t.group))
         i++;
@@ -152,12 +158,13 @@ static uint32_t kind_of(struct tile_shape t)
     return kinds[i].kind;
 }
 
-void feed_tiles(struct feed *f, void *tiles, format_t format, bool scales, uint32_t rows, uint32_t cols,
-                const void *canon, size_t bytes)
+void feed_tiles(struct feed *f, void *tiles, format_t format, bool scales, uint32_t rows,
+                uint32_t cols, const void *canon, size_t bytes)
 {
     struct tile_shape t = tile_shape(format);
     CHECK(rows >= 1 && cols >= 1 && (!scales || t.group));
-    const struct feed_piece p = {.to = tiles, .rows = rows, .cols = cols, .kind = kind_of(t), .scales = scales};
+    const struct feed_piece p = {
+        .to = tiles, .rows = rows, .cols = cols, .kind = kind_of(t), .scales = scales};
     add(f, p, canon, bytes, tile_panels(rows) * tile_blocks(cols));
 }
 

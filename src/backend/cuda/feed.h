@@ -55,8 +55,8 @@ err_t feed_new(struct feed **out, struct device *d, struct err *e) MUST_USE;
 void feed_free(struct feed *f); /* waits; NULL is fine */
 size_t feed_device_bytes(void);
 /* Rows of elements or of small scales, from the first row of a panel on, to the tiles of these panels. */
-void feed_tiles(struct feed *f, void *tiles, format_t format, bool scales, uint32_t rows, uint32_t cols,
-                const void *canon, size_t bytes); /* at most FEED_BYTES */
+void feed_tiles(struct feed *f, void *tiles, format_t format, bool scales, uint32_t rows,
+                uint32_t cols, const void *canon, size_t bytes); /* at most FEED_BYTES */
 void feed_bytes(struct feed *f, void *to, const void *from, size_t bytes);
 void *feed_lend(struct feed *f, size_t bytes); /* NULL: more than FEED_BYTES */
 void feed_take_back(struct feed *f, void *lent);

@@ -26,8 +26,8 @@ static const char *const names[FORMAT_COUNT] = {
     [FORMAT_FP8_CHANNEL] = "fp8", [FORMAT_MXFP8] = "mxfp8",         [FORMAT_NVFP4] = "nvfp4",
     [FORMAT_MXFP4] = "mxfp4",
 };
-static const char *const sizes[GEMM_SIZES] = {"strip", "small", "medium",
-                                              "large", "panel", "panels", "few"};
+static const char *const sizes[GEMM_SIZES] = {"strip", "small",  "medium", "large",
+                                              "panel", "panels", "few"};
 
 uint32_t gemm_x_scales(format_t f)
 {

@@ -85,8 +85,8 @@ struct gemm_args {
     int32_t part[GEMM_PARTS_MAX + 1];
     int32_t scale_rows; /* set by gemm_launch: FP8, a scale a row; 0: one */
     int32_t segment;    /* likewise: k of a segment */
-    int32_t
-        prefetch; /* the weights are not written by the kernel before: may be read before it ends */
+    /* the weights are not written by the kernel before: may be read before it ends */
+    int32_t prefetch;
     struct gemm_next next[GEMM_NEXT_MAX];
 };
 

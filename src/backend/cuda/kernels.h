@@ -206,7 +206,7 @@ struct attn_args {
 #define ATTN_FEW_DIM     128 /* head_dim */
 #define ATTN_FEW_GROUP   8   /* query heads a KV head, at most */
 #define ATTN_FEW_CHUNKS  8   /* of a token, at most */
-#define ATTN_FEW_SMEM(type, chunks)                                                \
+#define ATTN_FEW_SMEM(type, chunks)                                           \
     (2 * ATTN_CHUNK * ATTN_FEW_DIM * ((type) == KV_BF16 ? 2 : 1) + 24 * 256 + \
      (chunks)*8 * ATTN_FEW_DIM * 4)
 
@@ -237,7 +237,7 @@ struct route_args {
     int32_t *row_of;   /* [tokens][top_k]: -1: none */
     uint32_t *ticket;  /* one zero; zero again afterwards */
     int32_t n_tokens, n_experts, top_k, first, n_local;
-    int32_t normalise; /* weights of a token add to 1 */
+    int32_t normalise;    /* weights of a token add to 1 */
     int32_t set_words;    /* these two are filled in by the launcher: tokens / 32 with room, */
     int32_t block_tokens; /* and tokens of a block */
 };
@@ -303,11 +303,11 @@ struct sample_args {
     int64_t ld;
     const struct sample_spec *specs; /* [rows] */
     struct sample_result *out;       /* [rows] */
-    int32_t *next_ids;         /* [rows]: out[i].id again, for the next step; NULL: not wanted */
+    int32_t *next_ids;           /* [rows]: out[i].id again, for the next step; NULL: not wanted */
     struct sample_state *states; /* [rows] */
     uint64_t *order;             /* [rows][SAMPLE_ORDER] first tokens, where a row wants them */
     int32_t *lowered;            /* [rows][2] */
-    uint32_t *counts;          /* [rows][vocab] zeros; zeros again afterwards */
+    uint32_t *counts;            /* [rows][vocab] zeros; zeros again afterwards */
     int32_t vocab;
 };
 

@@ -69,8 +69,8 @@ void layout_cuda_unpack(void *data, void *scale, format_t f, const void *tiles, 
 #define LAYOUT_THREADS 256
 struct layout_args {
     void *tiles;
-    void *data;   /* canonical; written by unpack_*, else read; NULL: the elements are left alone */
-    void *scale;  /* likewise */
+    void *data;  /* canonical; written by unpack_*, else read; NULL: the elements are left alone */
+    void *scale; /* likewise */
     uint32_t rows, cols;
 };
 

@@ -5,10 +5,8 @@ static const struct {
     uint32_t bits, group;
     const char *pack, *unpack;
 } kernels[] = {
-    {16, 0, "pack_16", "unpack_16"},
-    {8, 0, "pack_8", "unpack_8"},
-    {8, 32, "pack_8_g32", "unpack_8_g32"},
-    {4, 16, "pack_4_g16", "unpack_4_g16"},
+    {16, 0, "pack_16", "unpack_16"},       {8, 0, "pack_8", "unpack_8"},
+    {8, 32, "pack_8_g32", "unpack_8_g32"}, {4, 16, "pack_4_g16", "unpack_4_g16"},
     {4, 32, "pack_4_g32", "unpack_4_g32"},
 };
 

@@ -29,8 +29,8 @@ struct selftest_row {
 struct selftest {
     int n;
     struct selftest_row rows[SELFTEST_ROWS];
-    double inside, to,
-        from; /* bytes a second: read and written by a copy; from and to pinned host memory */
+    /* bytes a second: read and written by a copy; from and to pinned host memory */
+    double inside, to, from;
 };
 
 /* `spoil`: for the test of this test, a bit of one word of each result is turned around before it

@@ -185,8 +185,8 @@ static size_t lane_rows(const struct resident *r, part_t part, size_t n)
 }
 
 /* Into the staged arena of the host. */
-static void put_host(struct weights *w, char *at, const struct resident *r, part_t part, size_t row0,
-                     size_t n, const void *canon)
+static void put_host(struct weights *w, char *at, const struct resident *r, part_t part,
+                     size_t row0, size_t n, const void *canon)
 {
     size_t offset, bytes, row = slot_row(r, part), step;
     slot_rows(&offset, &bytes, r, part, row0, n);

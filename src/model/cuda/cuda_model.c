@@ -265,8 +265,8 @@ static void set_sizes(struct cuda_model *m, const struct config *c, const struct
     m->n_pages = o->n_kv_pages;
     m->cap = o->max_step_tokens > CUDA_ROWS ? o->max_step_tokens : CUDA_ROWS;
     m->cap_seqs = o->max_seqs;
-    m->positions = o->context_len > 0 && o->context_len < c->max_positions ? o->context_len
-                                                                           : c->max_positions;
+    m->positions =
+        o->context_len > 0 && o->context_len < c->max_positions ? o->context_len : c->max_positions;
     if (m->positions / KV_PAGE >= o->n_kv_pages) m->positions = o->n_kv_pages * KV_PAGE;
     m->max_pages = table_pages(m->positions);
     m->kv_type = o->kv;

@@ -36,7 +36,7 @@
 
 enum {
     CUDA_ROWS = 256,          /* rows of logits at once */
-    CUDA_FLIGHTS = 2,  /* steps in flight */
+    CUDA_FLIGHTS = 2,         /* steps in flight */
     CUDA_GRAPHS = 128,        /* kept; beyond that steps are launched kernel by kernel */
     CUDA_GRAPH_TOKENS = 2048, /* largest decode step that gets a graph */
     ATTN_PREFIX = ATTN_KINDS, /* blocks of the prefixes that decoding sequences share */
@@ -47,8 +47,8 @@ enum {
 struct layer_weights {
     struct layer_slots slots;
     const struct gemm_weight *q, *k, *v, *o, *router, *gate, *up, *down; /* v behind k behind q */
-    float k_scale, v_scale; /* 1 with a BF16 cache */
-    bool one_qkv;           /* q, k and v have one format: one launch */
+    float k_scale, v_scale;                                              /* 1 with a BF16 cache */
+    bool one_qkv; /* q, k and v have one format: one launch */
     format_t q_format, k_format, v_format, o_format, router_format, gate_format, up_format,
         down_format;
 };
@@ -91,7 +91,7 @@ enum cuda_input {
 
 struct input_groups {
     struct kernel kernel;
-    devptr_t block;       /* the three arrays of `args`; 0: `act` takes no scales */
+    devptr_t block; /* the three arrays of `args`; 0: `act` takes no scales */
     struct inputs_args args;
     int32_t n;
     uint64_t epoch; /* that args.out is of */
@@ -104,8 +104,8 @@ struct cuda_rows {
 };
 
 struct graph_entry {
-    int32_t n_tokens, n_chunks,
-        n_prefix; /* n_prefix: blocks of shared prefixes, padding included */
+    /* n_prefix: blocks of shared prefixes, padding included */
+    int32_t n_tokens, n_chunks, n_prefix;
     struct graph *graph;
 };
 
@@ -138,11 +138,12 @@ struct cuda_model {
 
     devptr_t work; /* all buffers below, one allocation */
     float *x, *qkv, *y, *router, *logits, *cos, *sin, *partial;
-    float *act_scale; /* of the rows that were rounded last */
+    float *act_scale;        /* of the rows that were rounded last */
     float *state, *state_ml; /* attention over shared prefixes, [cap][n_heads][head_dim and 2] */
     uint16_t *a, *att_q, *att_o, *h, *expert_out;
-    bool tells;       /* experts are kept and copied back */
-    uint32_t *packed; /* [tokens][top_k]; [n_layers] times that, one behind the other, if it tells */
+    bool tells; /* experts are kept and copied back */
+    /* [tokens][top_k]; [n_layers] times that, one behind the other, if it tells */
+    uint32_t *packed;
     uint32_t *arrived, *ticket, *counts;
     int32_t *offsets, *token_of, *row_of, *lowered;
     struct attn_span *spans[ATTN_LISTS];

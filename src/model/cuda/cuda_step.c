@@ -79,8 +79,8 @@ static void lay_tokens(struct cuda_slice *s, const struct step *st, int32_t t0, 
         add_blocks(s, i, run);
     }
     /* The kernel deals out blocks in this order: so that every multiprocessor gets long and short. */
-    qsort_r(h->blocks[ATTN_PREFILL], (size_t)s->n_blocks[ATTN_PREFILL],
-            sizeof(struct attn_block), by_keys, h->pos);
+    qsort_r(h->blocks[ATTN_PREFILL], (size_t)s->n_blocks[ATTN_PREFILL], sizeof(struct attn_block),
+            by_keys, h->pos);
     for (int32_t i = 0; i < st->n_seqs; i++) {
         int32_t pages = min_i32(st->seqs[i].n_pages, s->table_ld);
         memcpy(h->tables + (size_t)i * (size_t)s->table_ld, st->seqs[i].pages,
@@ -383,7 +383,8 @@ err_t cuda_collect(struct model *base, const struct step *st, struct err *e)
     err_t rc = m->failed == OK ? wait_for(m, f, &why) : m->failed;
     if (rc != OK) fail(m, rc, why.msg);
     if (m->failed != OK) return err_set(e, m->failed, "%s", m->error.msg);
-    if (f->no_memory) return err_set(e, ERR_NOMEM, "no memory for the sampling parameters of a step");
+    if (f->no_memory)
+        return err_set(e, ERR_NOMEM, "no memory for the sampling parameters of a step");
     int32_t last = st->n_tokens > 0 ? (st->n_tokens - 1) / m->cap * m->cap : 0;
     cuda_hand_over(m, f, st, last, st->n_tokens - last);
     return OK;

@@ -206,8 +206,7 @@ err_t moe_gpu_unpack(struct moe_gpu *g, void *data, void *scale, float *tensor, 
             queue_copy(g->q, host_addr(tensor), host_addr(slot_matrix(&r, resident).scale),
                        sizeof *tensor);
         if (input && f != FORMAT_BF16)
-            queue_copy(g->q, host_addr(input), host_addr(slot_input(&r, resident)),
-                       sizeof *input);
+            queue_copy(g->q, host_addr(input), host_addr(slot_input(&r, resident)), sizeof *input);
     } else {
         g->failed = ERR_NOMEM;
     }
@@ -237,8 +236,7 @@ err_t moe_gpu_input(struct moe_gpu *g, float *out, int which, format_t f, const 
 {
     struct resident r = shape_of(g, which, f);
     *out = NAN;
-    return f == FORMAT_BF16 ? OK
-                            : moe_gpu_read(g, out, slot_input(&r, resident), sizeof *out, e);
+    return f == FORMAT_BF16 ? OK : moe_gpu_read(g, out, slot_input(&r, resident), sizeof *out, e);
 }
 
 /* --- tables */
