@@ -91,6 +91,41 @@ static void test_same_bits(void **state)
         request_unref(want[i]);
 }
 
+/* Two engines at once: on a GPU their kernels run beside each other, and those of a step begin and
+ * end when they otherwise would not. */
+static void test_neighbours(void **state)
+{
+    (void)state;
+    if (no_model()) skip();
+    enum { N = N_BATCH / 8 };
+    struct rig g[2];
+    struct request *want[N], *r[2][N];
+    struct err err = {0};
+    memset(g, 0, sizeof g);
+    rig_open(&g[0], DIR_FINAL, (struct engine_options){.no_prefix_cache = true});
+    for (int32_t i = 0; i < N; i++)
+        want[i] = run_one(g[0].e, make(i, 10 + 37 * i, NEW));
+    rig_close(&g[0]);
+    rig_open(&g[0], DIR_FINAL, (struct engine_options){.max_running = 3});
+    rig_open(&g[1], DIR_FINAL, (struct engine_options){.chunk_tokens = 24});
+    for (int32_t i = 0; i < N; i++)
+        for (int k = 0; k < 2; k++) {
+            r[k][i] = make(i, 10 + 37 * i, NEW);
+            assert_int_equal(engine_submit(g[k].e, r[k][i], &err), OK);
+        }
+    for (int k = 0; k < 2; k++) {
+        for (int32_t i = 0; i < N; i++) {
+            wait_done(r[k][i]);
+            same(want[i], r[k][i]);
+            request_unref(r[k][i]);
+        }
+        check_idle(g[k].e);
+        rig_close(&g[k]);
+    }
+    for (int32_t i = 0; i < N; i++)
+        request_unref(want[i]);
+}
+
 static void test_fit_and_rid(void **state)
 {
     (void)state;
@@ -491,13 +526,19 @@ static void test_max_queued(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_fit_and_rid),
-        cmocka_unit_test(test_abort),      cmocka_unit_test(test_prompt_logprobs),
-        cmocka_unit_test(test_update),     cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_each_isa),   cmocka_unit_test(test_random_life),
-        cmocka_unit_test(test_seeds),      cmocka_unit_test(test_update_under_load),
-        cmocka_unit_test(test_max_queued), cmocka_unit_test(test_border_lengths),
-        cmocka_unit_test(test_prefix_hits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
+                                       cmocka_unit_test(test_neighbours),
+                                       cmocka_unit_test(test_fit_and_rid),
+                                       cmocka_unit_test(test_abort),
+                                       cmocka_unit_test(test_prompt_logprobs),
+                                       cmocka_unit_test(test_update),
+                                       cmocka_unit_test(test_chunks),
+                                       cmocka_unit_test(test_each_isa),
+                                       cmocka_unit_test(test_random_life),
+                                       cmocka_unit_test(test_seeds),
+                                       cmocka_unit_test(test_update_under_load),
+                                       cmocka_unit_test(test_max_queued),
+                                       cmocka_unit_test(test_border_lengths),
+                                       cmocka_unit_test(test_prefix_hits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
