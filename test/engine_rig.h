@@ -110,11 +110,36 @@ static inline struct request *run_one(struct engine *e, struct request *r)
     return r;
 }
 
+/* Where outputs begin to differ: a position, -1: nowhere. */
+static inline int32_t differ_at(const struct request *a, const struct request *b)
+{
+    int32_t n = a->n_output < b->n_output ? a->n_output : b->n_output;
+    for (int32_t i = 0; i < n; i++)
+        if (a->output_ids[i] != b->output_ids[i] ||
+            memcmp(a->output_logprobs + i, b->output_logprobs + i, sizeof(float)) != 0)
+            return i;
+    return a->n_output == b->n_output ? -1 : n;
+}
+
+static inline void tell_request(const char *name, const struct request *r, int32_t at)
+{
+    print_error("%s: request %s, prompt of %d from id %d in %d pieces, %d cached, %d retractions, "
+                "%d tokens; from position %d:",
+                name, r->rid, r->n_prompt, r->n_prompt ? r->prompt[0] : -1, r->n_chunks,
+                r->cached_tokens, r->num_retractions, r->n_output, at);
+    for (int32_t i = at; i < r->n_output && i < at + 8; i++)
+        print_error(" %d (%a)", r->output_ids[i], (double)r->output_logprobs[i]);
+    print_error("\n");
+}
+
+/* The same ids and bits of logprobs; else says what there was. */
 static inline void same(const struct request *a, const struct request *b)
 {
-    assert_int_equal(a->n_output, b->n_output);
-    assert_memory_equal(a->output_ids, b->output_ids, (size_t)a->n_output * 4);
-    assert_memory_equal(a->output_logprobs, b->output_logprobs, (size_t)a->n_output * 4);
+    int32_t at = differ_at(a, b);
+    if (at < 0) return;
+    tell_request("want", a, at);
+    tell_request("got", b, at);
+    fail_msg("outputs differ from position %d on", at);
 }
 
 static inline bool no_model(void)

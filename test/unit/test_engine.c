@@ -17,6 +17,26 @@ enum { N_BATCH = 32, LEN = 75, NEW = 24, N_PROMPTS = 10 };
 enum { N_BATCH = 64, LEN = 75, NEW = 24, N_PROMPTS = 150 };
 #endif
 
+static void tell_case(struct engine *e, const struct engine_options *o, int32_t i)
+{
+    struct engine_stats s;
+    engine_stat(e, &s);
+    print_error("chunk_tokens %d, retract_every %d, n_kv_pages %d, prefix cache %s: request %d of "
+                "%d, after %d steps, %d run, %d wait\n",
+                o->chunk_tokens, o->retract_every, o->n_kv_pages, o->no_prefix_cache ? "off" : "on",
+                i, N_BATCH, (int)s.steps, (int)s.running, (int)s.waiting);
+}
+
+/* All of them before the first step: whether pages run out depends on who runs beside whom. */
+static void submit_at_once(struct engine *e, struct request *r[])
+{
+    struct err err = {0};
+    assert_int_equal(engine_pause(e, PAUSE_IN_PLACE, &err), OK);
+    for (int32_t i = 0; i < N_BATCH; i++)
+        assert_int_equal(engine_submit(e, r[i], &err), OK);
+    assert_int_equal(engine_continue(e, &err), OK);
+}
+
 static void batch(struct rig *g, struct request *want[], struct engine_options o, bool retracts,
                   bool hits)
 {
@@ -25,12 +45,17 @@ static void batch(struct rig *g, struct request *want[], struct engine_options o
     int32_t retracted = 0, cached = 0;
     rig_open(g, DIR_FINAL, o);
     if (hits) request_unref(run_one(g->e, make(0, LEN, 1)));
-    for (int32_t i = 0; i < N_BATCH; i++) {
+    for (int32_t i = 0; i < N_BATCH; i++)
         r[i] = make(i / 8, LEN, NEW);
-        assert_int_equal(engine_submit(g->e, r[i], &err), OK);
-    }
+    if (o.n_kv_pages)
+        submit_at_once(g->e, r);
+    else
+        for (int32_t i = 0; i < N_BATCH; i++)
+            assert_int_equal(engine_submit(g->e, r[i], &err), OK);
     for (int32_t i = 0; i < N_BATCH; i++) {
         wait_done(r[i]);
+        if (differ_at(want[i / 8], r[i]) >= 0 || r[i]->finish != FINISH_LENGTH)
+            tell_case(g->e, &o, i);
         same(want[i / 8], r[i]);
         assert_int_equal(r[i]->finish, FINISH_LENGTH);
         retracted += r[i]->num_retractions;
@@ -38,6 +63,7 @@ static void batch(struct rig *g, struct request *want[], struct engine_options o
         if (o.chunk_tokens == 7) assert_true(r[i]->n_chunks > 1 || r[i]->cached_tokens > 0);
         request_unref(r[i]);
     }
+    if (retracts && retracted == 0) tell_case(g->e, &o, N_BATCH);
     if (retracts) assert_true(retracted > 0);
     if (hits) assert_true(cached >= KV_PAGE);
     check_idle(g->e);
@@ -62,6 +88,41 @@ static void test_same_bits(void **state)
     batch(&g, want, (struct engine_options){.n_kv_pages = 13, .no_prefix_cache = true}, true,
           false);
     for (int32_t i = 0; i < N_BATCH / 8; i++)
+        request_unref(want[i]);
+}
+
+/* Two engines at once: on a GPU their kernels run beside each other, and those of a step begin and
+ * end when they otherwise would not. */
+static void test_neighbours(void **state)
+{
+    (void)state;
+    if (no_model()) skip();
+    enum { N = N_BATCH / 8 };
+    struct rig g[2];
+    struct request *want[N], *r[2][N];
+    struct err err = {0};
+    memset(g, 0, sizeof g);
+    rig_open(&g[0], DIR_FINAL, (struct engine_options){.no_prefix_cache = true});
+    for (int32_t i = 0; i < N; i++)
+        want[i] = run_one(g[0].e, make(i, 10 + 37 * i, NEW));
+    rig_close(&g[0]);
+    rig_open(&g[0], DIR_FINAL, (struct engine_options){.max_running = 3});
+    rig_open(&g[1], DIR_FINAL, (struct engine_options){.chunk_tokens = 24});
+    for (int32_t i = 0; i < N; i++)
+        for (int k = 0; k < 2; k++) {
+            r[k][i] = make(i, 10 + 37 * i, NEW);
+            assert_int_equal(engine_submit(g[k].e, r[k][i], &err), OK);
+        }
+    for (int k = 0; k < 2; k++) {
+        for (int32_t i = 0; i < N; i++) {
+            wait_done(r[k][i]);
+            same(want[i], r[k][i]);
+            request_unref(r[k][i]);
+        }
+        check_idle(g[k].e);
+        rig_close(&g[k]);
+    }
+    for (int32_t i = 0; i < N; i++)
         request_unref(want[i]);
 }
 
@@ -465,13 +526,19 @@ static void test_max_queued(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_fit_and_rid),
-        cmocka_unit_test(test_abort),      cmocka_unit_test(test_prompt_logprobs),
-        cmocka_unit_test(test_update),     cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_each_isa),   cmocka_unit_test(test_random_life),
-        cmocka_unit_test(test_seeds),      cmocka_unit_test(test_update_under_load),
-        cmocka_unit_test(test_max_queued), cmocka_unit_test(test_border_lengths),
-        cmocka_unit_test(test_prefix_hits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
+                                       cmocka_unit_test(test_neighbours),
+                                       cmocka_unit_test(test_fit_and_rid),
+                                       cmocka_unit_test(test_abort),
+                                       cmocka_unit_test(test_prompt_logprobs),
+                                       cmocka_unit_test(test_update),
+                                       cmocka_unit_test(test_chunks),
+                                       cmocka_unit_test(test_each_isa),
+                                       cmocka_unit_test(test_random_life),
+                                       cmocka_unit_test(test_seeds),
+                                       cmocka_unit_test(test_update_under_load),
+                                       cmocka_unit_test(test_max_queued),
+                                       cmocka_unit_test(test_border_lengths),
+                                       cmocka_unit_test(test_prefix_hits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
