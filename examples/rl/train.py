@@ -17,6 +17,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 import time
 
@@ -37,6 +38,8 @@ def options():
     p.add_argument("--url", help="a running server of --model; without it one is started")
     p.add_argument("--moult", default=os.path.join(ROOT, "build/moult"), help="the program to start")
     p.add_argument("--quantization", help="of the rollouts, for the server that is started: nvfp4, mxfp8, ...")
+    p.add_argument("--as-served", action="store_true",
+                   help="with --quantization: the trainer computes with the weights as the server rounds them")
     p.add_argument("--model", default=os.path.join(ROOT, "models/tiny-moe-early"))
     p.add_argument("--held-out", default=os.path.join(ROOT, "models/gsm-tiny.jsonl"))
     p.add_argument("--steps", type=int, default=200)
@@ -53,6 +56,7 @@ def options():
     p.add_argument("--frozen", nargs="*", default=["embed", "head", "gate"], metavar="NAME",
                    help="matrices that stay; vectors do in any case")
     p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.28), help="below and above 1")
+    p.add_argument("--cap", type=float, default=2, help="of the ratio where the advantage is negative; no gradient above it")
     p.add_argument("--average", type=float, default=0.97, help="decay an optimizer step of the average that is evaluated")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--eval-every", type=int, default=25, help="steps; also before the first and after the last")
@@ -60,7 +64,10 @@ def options():
     p.add_argument("--replay", choices=("off", "report", "train"), default="off",
                    help="routing replay: report the mismatch with it too, or also train with it")
     p.add_argument("--threads", type=int, default=2, help="of the trainer, and of the server that is started")
-    return p.parse_args()
+    o = p.parse_args()
+    if o.as_served and not o.quantization:
+        p.error("--as-served needs --quantization: without it the server holds the trainer's weights as they are")
+    return o
 
 
 def held_out(path):
@@ -122,11 +129,12 @@ def mismatch(trainer, server):
 
 
 class Trainer:
-    """`model` holds what the server holds, BF16 values; Muon moves float32 copies of them, `exact`; `average` is
-    the mean of those over the optimizer's steps, the last ones counting most."""
+    """`model` holds what the server is given, BF16 values, or with --as-served what it makes of them; Muon moves
+    float32 copies, `exact`, by the gradients at `model`; `average` is the mean of those over the optimizer's steps,
+    the last ones counting most."""
 
     def __init__(self, o, client):
-        self.o, self.client = o, client
+        self.o, self.client, self.next = o, client, os.path.join(o.out, "next")
         self.model = Model.load(o.model)
         for name, p in self.model.named_parameters():
             p.requires_grad_(p.dim() > 1 and not any(word in name.split(".") for word in o.frozen))
@@ -134,6 +142,8 @@ class Trainer:
         self.learned, self.averaged = ([p for p in m.parameters() if p.requires_grad] for m in (self.model, self.average))
         self.exact = [p.detach().clone() for p in self.learned]
         self.muon, self.progress = Muon(self.exact, o.lr, o.momentum), 0.0
+        self.model.save(self.next, like=o.model)
+        self.round()
 
     def routes(self, samples):
         c = self.model.c
@@ -159,6 +169,7 @@ class Trainer:
             ratio = (new - old).exp()
             low, high = self.o.clip
             gain = torch.minimum(ratio * adv, ratio.clamp(1 - low, 1 + high) * adv)
+            gain = torch.where(adv < 0, torch.maximum(gain, self.o.cap * adv), gain)
             (-gain.sum() / tokens).backward()
             both.append((new.detach(), old))
             if report is not None and self.o.replay != "off":
@@ -181,6 +192,22 @@ class Trainer:
             p.copy_(exact.bfloat16())
             p.grad = None
             average.lerp_(exact, 1 - self.o.average)
+        self.model.save(self.next, like=self.o.model)
+        self.round()
+
+    @torch.no_grad()
+    def round(self):
+        """With --as-served: `model` gets the weights of the folder `next` quantized and back, by the server's program."""
+        if not self.o.as_served:
+            return
+        there, back = (os.path.join(self.o.out, name) for name in ("quantized", "rounded"))
+        for d in (there, back):
+            shutil.rmtree(d, ignore_errors=True)
+        for command in ([self.next, there, "--format", self.o.quantization], [there, back, "--format", "bf16", "--requantize"]):
+            subprocess.run([self.o.moult, "quantize", *command], check=True, stdout=subprocess.DEVNULL)
+        rounded = dict(Model.load(back).named_parameters())
+        for name, p in self.model.named_parameters():
+            p.copy_(rounded[name])
 
     def step(self, number, stream):
         o, report, start = self.o, {"step": number}, time.time()
@@ -208,7 +235,7 @@ class Trainer:
 
     def publish(self, version):
         folder = os.path.join(self.o.out, f"step-{version}")
-        self.model.save(folder, like=self.o.model)
+        shutil.copytree(self.next, folder)
         r = self.client.update(folder, str(version))
         before = os.path.join(self.o.out, f"step-{version - 1}")
         if os.path.isdir(before):
