@@ -116,12 +116,16 @@ static inline uint64_t host_addr(const void *p)
 }
 
 struct launch {
-    uint32_t grid[3];  /* zeros count as 1 */
-    uint32_t threads;  /* a block */
-    uint32_t cluster;  /* blocks a cluster along x; 0: none */
-    uint32_t smem;     /* bytes of dynamic shared memory; 0: all that the kernel was opened for */
-    bool programmatic; /* may start before the kernel before it has ended: it must wait for it
-                          itself (ptx.cuh, griddepcontrol_wait) */
+    uint32_t grid[3]; /* zeros count as 1 */
+    uint32_t threads; /* a block */
+    uint32_t cluster; /* blocks a cluster along x; 0: none */
+    uint32_t smem;    /* bytes of dynamic shared memory; 0: all that the kernel was opened for */
+    /* May start before the kernel before it has ended: it must wait for it itself (ptx.cuh,
+     * griddepcontrol_wait; some thread of each kernel does, so that those before that one have
+     * ended too).  Five such kernels were seen under way at once: until it has waited, a kernel
+     * reads only what was written before the last launch that is not programmatic, and writes
+     * nothing. */
+    bool programmatic;
 };
 void queue_launch(struct queue *q, const struct kernel *k, struct launch l, const void *args);
 
