@@ -20,6 +20,8 @@
 #define KV_DEFAULT_MAX  ((size_t)8 << 30)
 #define STEP_TOKENS_MAX 8192
 #define LOADERS_MOST    16 /* threads that read weights: more are not faster */
+#define READY_THREADS \
+    8 /* that pin the memory of updates: they fill it, which more do not speed up */
 
 static size_t min_size(size_t a, size_t b)
 {
@@ -347,6 +349,9 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
                           : l->device           ? loaders(l)
                                                 : 2,
         .loaders_yield = l->device == NULL,
+        .ready_threads = l->staging != STAGING_HOST ? 0
+                         : l->device                ? READY_THREADS
+                                                    : 1,
         .compare = compare_folder,
         .compare_ctx = l,
     };
@@ -365,8 +370,9 @@ static void tell_memory(const struct loaded *l, struct buf *out)
                      KV_PAGE, (double)l->available * 1e-9);
     if (l->staging == STAGING_HOST)
         (void)buf_printf(out,
-                         "staged in host memory, another %.1f MB while one is open; the swap is "
-                         "an exchange of addresses, below 10 ms",
+                         "staged in host memory, another %.1f MB, filled with pages in the "
+                         "background and lent to the system while none is open; the swap is an "
+                         "exchange of addresses, below 10 ms",
                          (double)l->weight_bytes * 1e-6);
     else
         (void)buf_printf(out,

@@ -336,6 +336,7 @@ err_t engine_new(struct engine **out, const struct engine_options *o, struct err
         return rc;
     }
     if (o->watchdog_s > 0) e->has_dog = pthread_create(&e->dog, NULL, watchdog_main, e) == 0;
+    ready_start(e);
     *out = e;
     return OK;
 }
@@ -345,6 +346,7 @@ void engine_stop(struct engine *e, double drain_s)
     if (!e) return;
     if (!(drain_s > 0)) drain_s = 0;
     if (drain_s > 1e6) drain_s = 1e6;
+    ready_stop(e);
     pthread_mutex_lock(&e->lock);
     e->stop_at = clock_ns() + (int64_t)(drain_s * 1e9);
     e->stopping = true;

@@ -78,6 +78,16 @@ struct updates {
     bool any_bf16, path; /* path: its source is a folder */
 };
 
+/* ready.c; working and failed under the lock */
+#define READY_MOST 8
+struct ready {
+    pthread_t threads[READY_MOST];
+    int n, working;
+    bool failed;
+    _Atomic bool stop;
+    int64_t began;
+};
+
 struct engine {
     struct engine_options o;
     pthread_t thread, dog;
@@ -92,6 +102,7 @@ struct engine {
     bool stopping, ended;
     bool no_weights; /* written by the engine thread */
     struct updates updates;
+    struct ready ready;
     int64_t stop_at; /* clock_ns: when a stopping engine aborts what is left */
     char *weight_version, *model_path;
     struct session *session; /* NULL but in UPDATE_SESSION */
@@ -172,6 +183,9 @@ void record_staged(struct engine *e, const struct update_result *res);
 void record_committed(struct engine *e, const struct update_result *res,
                       const struct update_options *o);
 void record_end(struct engine *e, const char *outcome, const char *error);
+/* ready.c: the next update's memory, in the background */
+void ready_start(struct engine *e);
+void ready_stop(struct engine *e);
 /* memory.c */
 /* Nothing may be computed now; what waits is held. */
 static inline bool memory_held(const struct engine *e)
