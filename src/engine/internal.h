@@ -11,6 +11,7 @@
 #include "engine/expert_load.h"
 #include "engine/flight.h"
 #include "engine/output.h"
+#include "engine/pace.h"
 #include "engine/routing.h"
 #include "engine/profile.h"
 #include "engine/sched.h"
@@ -103,6 +104,7 @@ struct engine {
     bool no_weights; /* written by the engine thread */
     struct updates updates;
     struct ready ready;
+    struct pace pace; /* of staging and steps, with loaders_yield */
     int64_t stop_at; /* clock_ns: when a stopping engine aborts what is left */
     char *weight_version, *model_path;
     struct session *session; /* NULL but in UPDATE_SESSION */

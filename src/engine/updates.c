@@ -156,6 +156,8 @@ static err_t stage(struct engine *e, const struct update_source *from,
     struct err why = {0};
     int64_t t0 = clock_ns();
     us->path = from->path != NULL;
+    us->progress.turn = e->o.loaders_yield ? pace_wait : NULL;
+    us->progress.turn_ctx = &e->pace;
     record_begin(e, from->name, o);
     atomic_store(&us->progress.bytes_done, 0);
     atomic_store(&us->progress.bytes_total, 0);

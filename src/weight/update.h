@@ -48,6 +48,10 @@ struct update_progress {
     _Atomic bool cancel;     /* set by any thread */
     void (*tick)(void *ctx); /* NULL, or called by loader threads after each piece */
     void *ctx;
+    /* NULL, or called by loader threads before each piece (some 100 us): returns when it may be done;
+     * and with `more` false when one has done its last.  An overwrite does not ask. */
+    void (*turn)(void *ctx, bool more);
+    void *turn_ctx;
 };
 
 struct stage_options {
