@@ -2,7 +2,7 @@
  * bench_cuda_model.c - the whole model on a GPU: Qwen3-30B-A3B's shape with random weights.
  *
  *     build/bench/bench_cuda_model FORMAT [LAYERS [PROMPTS]] [--json FILE] [--batch 1,64] [--part NAME,..]
- *                                  [--repeat 15] [--no-graphs] [--updates 1] [--staging host [--ready 8]]
+ *                                  [--repeat 15] [--no-graphs] [--updates 1] [--staging host [--ready 1]]
  *
  * FORMAT: of the attention's and the experts' matrices, bf16, nvfp4, fp8-block, mxfp8, ...; or mix: experts in
  * NVFP4, attention and the last four layers in BF16.
@@ -13,7 +13,8 @@
  *   load      with PROMPTS: gsm_load.h
  *   update    other random weights are staged beside the first, then committed (the pause: the copy into place);
  *             the checksum of the resident bytes must change.  Of up to 20 GB, else it is left out.  --updates of
- *             them, one after the other; --staging host: they wait in host memory, which --ready threads pin before (0: the first update does)
+ *             them, one after the other; --staging host: they wait in host memory, which --ready threads pin before
+ *             (0: the first update does)
  * Each figure is the median of several runs, beside its floor: the greater of the bytes it must read / 4,390 GB/s
  * (stored bytes of every weight that some token needs, KV) and its operations / 670 TFLOP/s.
  */
@@ -476,7 +477,7 @@ static struct args arguments(int argc, char **argv)
                      .repeat = REPEAT_MAX,
                      .batches = "1,8,32,64,256,1209",
                      .updates = 1,
-                     .ready = 8,
+                     .ready = 1,
                      .parts = PARTS_ALL};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 'j')

@@ -20,8 +20,6 @@
 #define KV_DEFAULT_MAX  ((size_t)8 << 30)
 #define STEP_TOKENS_MAX 8192
 #define LOADERS_MOST    16 /* threads that read weights: more are not faster */
-#define READY_THREADS \
-    8 /* that pin the memory of updates: they fill it, which more do not speed up */
 
 static size_t min_size(size_t a, size_t b)
 {
@@ -349,9 +347,7 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
                           : l->device           ? loaders(l)
                                                 : 2,
         .loaders_yield = l->device == NULL,
-        .ready_threads = l->staging != STAGING_HOST ? 0
-                         : l->device                ? READY_THREADS
-                                                    : 1,
+        .ready = l->staging == STAGING_HOST,
         .compare = compare_folder,
         .compare_ctx = l,
     };

@@ -79,20 +79,11 @@ struct updates {
     bool any_bf16, path; /* path: its source is a folder */
 };
 
-/* ready.c; working and failed under the lock */
-#define READY_MOST 8
-struct ready {
-    pthread_t threads[READY_MOST];
-    int n, working;
-    bool failed;
-    _Atomic bool stop;
-    int64_t began;
-};
-
 struct engine {
     struct engine_options o;
-    pthread_t thread, dog;
-    bool has_dog;
+    pthread_t thread, dog, ready;
+    bool has_dog, has_ready;
+    _Atomic bool ready_over;
 
     pthread_mutex_t lock;
     pthread_cond_t wake, answer, dog_wake;
@@ -103,9 +94,8 @@ struct engine {
     bool stopping, ended;
     bool no_weights; /* written by the engine thread */
     struct updates updates;
-    struct ready ready;
     struct pace pace; /* of staging and steps, with loaders_yield */
-    int64_t stop_at; /* clock_ns: when a stopping engine aborts what is left */
+    int64_t stop_at;  /* clock_ns: when a stopping engine aborts what is left */
     char *weight_version, *model_path;
     struct session *session; /* NULL but in UPDATE_SESSION */
     struct engine_stats stats;

@@ -238,10 +238,9 @@ static void memory_stays(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_format), cmocka_unit_test(large),
-                                       cmocka_unit_test(release_and_resume),
-                                       cmocka_unit_test(made_ready),
-                                       cmocka_unit_test(memory_stays)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(made_ready), cmocka_unit_test(memory_stays),
+                                       cmocka_unit_test(every_format), cmocka_unit_test(large),
+                                       cmocka_unit_test(release_and_resume)};
     if (!gpu_open(&gpu)) return 0;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     gpu_close(&gpu);
