@@ -7,8 +7,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #define CHUNK_BYTES ((size_t)4 << 20)
 #define TRANSPOSED_BYTES \
@@ -33,7 +31,6 @@ struct load {
     const struct plan *plan;
     struct update_progress *progress;
     bool any_bf16, overwrite;
-    int nice;
     struct job *jobs;
     size_t n;
     atomic_size_t next;
@@ -365,22 +362,19 @@ static void *load_thread(void *arg)
 
 static void *new_thread(void *arg)
 {
-    const struct load *l = arg;
-    const id_t me = (id_t)gettid();
     (void)pthread_setname_np(pthread_self(), "loader");
-    if (l->nice) (void)setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + l->nice);
     return load_thread(arg);
 }
 
 static err_t load_run(struct load *l, int n_threads, struct err *e)
 {
     pthread_t threads[MAX_THREADS];
-    int n = 0, want = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
-    if (l->nice == 0) want--; /* the caller is one */
+    int n = 0,
+        want = (n_threads < MAX_THREADS ? n_threads : MAX_THREADS) - 1; /* the caller is one */
     pthread_mutex_init(&l->lock, NULL);
     while (n < want && pthread_create(&threads[n], NULL, new_thread, l) == 0)
         n++;
-    if (l->nice == 0 || n == 0) load_thread(l);
+    load_thread(l);
     for (int i = 0; i < n; i++)
         pthread_join(threads[i], NULL);
     pthread_mutex_destroy(&l->lock);
@@ -397,8 +391,7 @@ static err_t load_run(struct load *l, int n_threads, struct err *e)
 static err_t stage_plan(struct update *u, struct plan *plan, const struct stage_options *o,
                         struct update_progress *progress, struct err *e)
 {
-    struct load l = {
-        .u = u, .plan = plan, .progress = progress, .any_bf16 = o->any_bf16, .nice = o->nice};
+    struct load l = {.u = u, .plan = plan, .progress = progress, .any_bf16 = o->any_bf16};
     err_t rc = plan_check(plan, store_spec(u->store, 0), e);
     if (rc == OK && o->manifest) rc = manifest_check(o->manifest, &plan->checkpoint, progress, e);
     if (rc == OK) rc = load_plan(&l, e);

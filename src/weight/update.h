@@ -56,7 +56,6 @@ struct update_progress {
 
 struct stage_options {
     int n_threads;
-    int nice; /* > 0: threads of their own read, so much nicer than the caller, who waits */
     const char *manifest; /* NULL: none; a name without '/' lies in the folder */
     bool any_bf16;        /* as-stored BF16 is taken without a look for NaN and infinity */
 };
