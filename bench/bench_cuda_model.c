@@ -2,7 +2,7 @@
  * bench_cuda_model.c - the whole model on a GPU: Qwen3-30B-A3B's shape with random weights.
  *
  *     build/bench/bench_cuda_model FORMAT [LAYERS [PROMPTS]] [--json FILE] [--batch 1,64] [--part NAME,..]
- *                                  [--repeat 15] [--no-graphs]
+ *                                  [--repeat 15] [--no-graphs] [--updates 1] [--staging host [--ready 1]]
  *
  * FORMAT: of the attention's and the experts' matrices, bf16, nvfp4, fp8-block, mxfp8, ...; or mix: experts in
  * NVFP4, attention and the last four layers in BF16.
@@ -12,7 +12,9 @@
  *   prefill   a step of one prompt of 8,192 tokens, and of 8 of 1,024
  *   load      with PROMPTS: gsm_load.h
  *   update    other random weights are staged beside the first, then committed (the pause: the copy into place);
- *             the checksum of the resident bytes must change.  Of up to 20 GB, else it is left out.
+ *             the checksum of the resident bytes must change.  Of up to 20 GB, else it is left out.  --updates of
+ *             them, one after the other; --staging host: they wait in host memory, which --ready threads pin before
+ *             (0: the first update does)
  * Each figure is the median of several runs, beside its floor: the greater of the bytes it must read / 4,390 GB/s
  * (stored bytes of every weight that some token needs, KV) and its operations / 670 TFLOP/s.
  */
@@ -27,6 +29,7 @@
 #include "record.h"
 #include "weight/dummy.h"
 #include <getopt.h>
+#include <pthread.h>
 #include <string.h>
 
 enum {
@@ -51,7 +54,8 @@ struct args {
     const char *format, *prompts, *json, *batches;
     int layers, repeat;
     unsigned parts;
-    bool no_graphs;
+    bool no_graphs, on_host;
+    int updates, ready;
 };
 
 struct rig {
@@ -313,25 +317,50 @@ static void load(struct rig *g, const char *path)
 }
 
 /* Needs the memory of a second generation: after the model and its KV are gone. */
-static void update(struct rig *g)
+static void update(struct rig *g, uint64_t seed, bool on_host)
 {
     double commit, bytes = (double)store_bytes(g->store);
     uint64_t before = store_hash(g->store); /* by the device's bytes */
-    double staged = stage(g, 2, &commit);
+    double staged = stage(g, seed, &commit);
     uint64_t after = store_hash(g->store);
     if (before == after) fprintf(stderr, "update: the resident bytes are as before\n"), exit(1);
-    printf("update: %.2f GB of random weights made and staged in %.2f s, commit (the pause) %.2f "
-           "ms; checksum %016llx, "
-           "before %016llx\n",
-           bytes * 1e-9, staged, commit * 1e3, (unsigned long long)after,
-           (unsigned long long)before);
+    printf("update: %.2f GB of random weights made and staged in %s memory in %.2f s, commit (the "
+           "pause) %.2f ms; checksum %016llx, before %016llx\n",
+           bytes * 1e-9, on_host ? "host" : "device", staged, commit * 1e3,
+           (unsigned long long)after, (unsigned long long)before);
     fflush(stdout);
     record_begin(&g->record);
     record_text(&g->record, "what", "update, random weights"),
         record_text(&g->record, "format", g->format);
+    record_text(&g->record, "staging", on_host ? "host" : "device");
     record_num(&g->record, "layers", g->c.n_layers), record_num(&g->record, "bytes", bytes);
     record_num(&g->record, "stage_s", staged), record_num(&g->record, "commit_ms", commit * 1e3);
     record_end(&g->record);
+}
+
+static void *ready_main(void *arg)
+{
+    struct err e = {0};
+    for (bool more = true; more;)
+        must(store_ready(arg, &more, &e), &e);
+    return NULL;
+}
+
+/* As a server does after its start; threads 0: the first update pins. */
+static void stage_on_host(struct rig *g, int threads)
+{
+    struct err e = {0};
+    pthread_t t[64];
+    int n = 0;
+    double t0 = clock_s();
+    must(weights_stage_on_host(g->w, store_bytes(g->store), &e), &e);
+    while (n < threads && n < 64 && pthread_create(&t[n], NULL, ready_main, g->store) == 0)
+        n++;
+    for (int i = 0; i < n; i++)
+        pthread_join(t[i], NULL);
+    if (n)
+        printf("%.2f GB of host memory pinned by %d threads in %.2f s\n",
+               (double)store_bytes(g->store) * 1e-9, n, clock_s() - t0);
 }
 
 /* --- */
@@ -439,13 +468,16 @@ static unsigned parts_of(const char *list)
 
 static struct args arguments(int argc, char **argv)
 {
-    static const struct option options[] = {{"json", 1, NULL, 'j'},      {"batch", 1, NULL, 'b'},
-                                            {"part", 1, NULL, 'p'},      {"repeat", 1, NULL, 'r'},
-                                            {"no-graphs", 0, NULL, 'n'}, {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"json", 1, NULL, 'j'},    {"batch", 1, NULL, 'b'},     {"part", 1, NULL, 'p'},
+        {"repeat", 1, NULL, 'r'},  {"no-graphs", 0, NULL, 'n'}, {"updates", 1, NULL, 'u'},
+        {"staging", 1, NULL, 's'}, {"ready", 1, NULL, 'y'},     {NULL, 0, NULL, 0}};
     struct args a = {.format = "nvfp4",
                      .layers = 48,
                      .repeat = REPEAT_MAX,
                      .batches = "1,8,32,64,256,1209",
+                     .updates = 1,
+                     .ready = 1,
                      .parts = PARTS_ALL};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 'j')
@@ -458,6 +490,12 @@ static struct args arguments(int argc, char **argv)
             a.repeat = atoi(optarg);
         else if (c == 'n')
             a.no_graphs = true;
+        else if (c == 'u')
+            a.updates = atoi(optarg);
+        else if (c == 'y')
+            a.ready = atoi(optarg);
+        else if (c == 's' && (strcmp(optarg, "host") == 0 || strcmp(optarg, "device") == 0))
+            a.on_host = optarg[0] == 'h';
         else
             exit(2);
     }
@@ -484,7 +522,10 @@ int main(int argc, char **argv)
     if (a.parts & PART_PREFILL) prefill(&g, 1, PREFILL), prefill(&g, 8, PREFILL / 8);
     if (a.parts & PART_LOAD && a.prompts) load(&g, a.prompts);
     if (g.m) model_free(g.m);
-    if (a.parts & PART_UPDATE && store_bytes(g.store) <= HASH_BYTES) update(&g);
+    if (a.on_host) stage_on_host(&g, a.ready);
+    for (int i = 0; i < a.updates && a.parts & PART_UPDATE && store_bytes(g.store) <= HASH_BYTES;
+         i++)
+        update(&g, (uint64_t)i + 2, a.on_host);
     store_free(g.store);
     weights_free(g.w);
     device_close(g.d);

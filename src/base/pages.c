@@ -76,6 +76,14 @@ void pages_lend(void *p, size_t bytes)
     (void)madvise(p, bytes ? bytes : 1, MADV_FREE);
 }
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; older ones refuse it */
+#endif
+bool pages_fill(void *p, size_t bytes)
+{
+    return madvise(p, bytes ? bytes : 1, MADV_POPULATE_WRITE) == 0;
+}
+
 void pages_drop(void *p, size_t bytes)
 {
     CHECK(madvise(p, bytes ? bytes : 1, MADV_DONTNEED) == 0);

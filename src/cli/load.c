@@ -347,6 +347,7 @@ err_t load_engine(struct loaded *l, const struct load_options *o, struct err *e)
                           : l->device           ? loaders(l)
                                                 : 2,
         .loaders_yield = l->device == NULL,
+        .ready = l->staging == STAGING_HOST,
         .compare = compare_folder,
         .compare_ctx = l,
     };
@@ -365,8 +366,9 @@ static void tell_memory(const struct loaded *l, struct buf *out)
                      KV_PAGE, (double)l->available * 1e-9);
     if (l->staging == STAGING_HOST)
         (void)buf_printf(out,
-                         "staged in host memory, another %.1f MB while one is open; the swap is "
-                         "an exchange of addresses, below 10 ms",
+                         "staged in host memory, another %.1f MB, filled with pages in the "
+                         "background and lent to the system while none is open; the swap is an "
+                         "exchange of addresses, below 10 ms",
                          (double)l->weight_bytes * 1e-6);
     else
         (void)buf_printf(out,

@@ -183,7 +183,7 @@ static void tell_updates(const struct loaded *l, struct buf *out)
     else if (l->staging == STAGING_HOST)
         (void)buf_printf(
             out,
-            "staged in %.2f GB of host memory, pinned by the first one; expected pause %.0f ms",
+            "staged in %.2f GB of host memory, pinned in the background; expected pause %.0f ms",
             bytes * 1e-9, bytes / COPY_TO * 1e3 + 1);
     else
         (void)buf_printf(

@@ -220,6 +220,7 @@ static bool take_inbox(struct engine *e, bool busy)
     pthread_mutex_lock(&e->lock);
     while (!busy && !e->first && !e->stopping && (due == 0 || clock_ns() < due)) {
         atomic_store(&e->idle, true);
+        pace_idle(&e->pace);
         sleep_until(e, due);
     }
     atomic_store(&e->idle, false);
@@ -249,10 +250,12 @@ static void *engine_main(void *arg)
     bool busy = false;
     (void)pthread_setname_np(pthread_self(), "engine"); /* for top and perf */
     while (take_inbox(e, busy)) {
+        pace_steps(&e->pace);
         busy = !e->paused && !memory_held(e) && (step_run(e) || e->s.n_waiting > 0);
         publish(e);
     }
     step_drain(e); /* of requests that have ended */
+    pace_idle(&e->pace);
     publish(e);
     return NULL;
 }
@@ -274,6 +277,7 @@ static void release(struct engine *e)
     routing_free(e->routing);
     mem_free(e->weight_version);
     mem_free(e->model_path);
+    pace_destroy(&e->pace);
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->answer);
     pthread_cond_destroy(&e->dog_wake);
@@ -321,6 +325,7 @@ err_t engine_new(struct engine **out, const struct engine_options *o, struct err
     CHECK(pthread_cond_init(&e->answer, NULL) == 0);
     CHECK(pthread_cond_init(&e->dog_wake, &mono) == 0);
     pthread_condattr_destroy(&mono);
+    pace_init(&e->pace);
     e->weight_version = mem_dup(o->weight_version ? o->weight_version : "default");
     e->model_path = mem_dup(o->model_path ? o->model_path : "");
     e->o.weight_version = e->o.model_path = NULL;
@@ -336,6 +341,7 @@ err_t engine_new(struct engine **out, const struct engine_options *o, struct err
         return rc;
     }
     if (o->watchdog_s > 0) e->has_dog = pthread_create(&e->dog, NULL, watchdog_main, e) == 0;
+    ready_start(e);
     *out = e;
     return OK;
 }
@@ -345,6 +351,7 @@ void engine_stop(struct engine *e, double drain_s)
     if (!e) return;
     if (!(drain_s > 0)) drain_s = 0;
     if (drain_s > 1e6) drain_s = 1e6;
+    ready_stop(e);
     pthread_mutex_lock(&e->lock);
     e->stop_at = clock_ns() + (int64_t)(drain_s * 1e9);
     e->stopping = true;

@@ -11,6 +11,7 @@
 #include "engine/expert_load.h"
 #include "engine/flight.h"
 #include "engine/output.h"
+#include "engine/pace.h"
 #include "engine/routing.h"
 #include "engine/profile.h"
 #include "engine/sched.h"
@@ -80,8 +81,9 @@ struct updates {
 
 struct engine {
     struct engine_options o;
-    pthread_t thread, dog;
-    bool has_dog;
+    pthread_t thread, dog, ready;
+    bool has_dog, has_ready;
+    _Atomic bool ready_over;
 
     pthread_mutex_t lock;
     pthread_cond_t wake, answer, dog_wake;
@@ -92,7 +94,8 @@ struct engine {
     bool stopping, ended;
     bool no_weights; /* written by the engine thread */
     struct updates updates;
-    int64_t stop_at; /* clock_ns: when a stopping engine aborts what is left */
+    struct pace pace; /* of staging and steps, with loaders_yield */
+    int64_t stop_at;  /* clock_ns: when a stopping engine aborts what is left */
     char *weight_version, *model_path;
     struct session *session; /* NULL but in UPDATE_SESSION */
     struct engine_stats stats;
@@ -172,6 +175,9 @@ void record_staged(struct engine *e, const struct update_result *res);
 void record_committed(struct engine *e, const struct update_result *res,
                       const struct update_options *o);
 void record_end(struct engine *e, const char *outcome, const char *error);
+/* ready.c: the next update's memory, in the background */
+void ready_start(struct engine *e);
+void ready_stop(struct engine *e);
 /* memory.c */
 /* Nothing may be computed now; what waits is held. */
 static inline bool memory_held(const struct engine *e)

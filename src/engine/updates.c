@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #define LOADER_NICE  10 /* about a tenth of a core that steps want too */
 #define LOADERS_MOST 8
@@ -127,7 +129,6 @@ static err_t read_source(struct staging *s, struct err *err)
     const struct update_source *from = s->from;
     struct updates *us = &e->updates;
     const struct stage_options so = {.n_threads = loader_threads(e, s->o),
-                                     .nice = e->o.loaders_yield ? LOADER_NICE : 0,
                                      .manifest = s->o->manifest,
                                      .any_bf16 = s->o->any_bf16};
     err_t rc = from->path ? check_folder(e, from->path, err) : OK;
@@ -147,6 +148,33 @@ static err_t read_source(struct staging *s, struct err *err)
     return rc;
 }
 
+struct niced {
+    struct staging *s;
+    struct err *err;
+    err_t rc;
+};
+
+static void *niced_main(void *arg)
+{
+    struct niced *n = arg;
+    const id_t me = (id_t)gettid();
+    (void)pthread_setname_np(pthread_self(), "stage");
+    (void)setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + LOADER_NICE);
+    n->rc = read_source(n->s, n->err);
+    return NULL;
+}
+
+/* What loaders do not share, the plan above all, is as nice as they. */
+static err_t read_nicely(struct staging *s, struct err *err)
+{
+    struct niced n = {.s = s, .err = err};
+    pthread_t t;
+    if (!s->e->o.loaders_yield || pthread_create(&t, NULL, niced_main, &n) != 0)
+        return read_source(s, err);
+    pthread_join(t, NULL);
+    return n.rc;
+}
+
 /* The state is STAGING, the caller's. */
 static err_t stage(struct engine *e, const struct update_source *from,
                    const struct update_options *o, struct err *err)
@@ -156,10 +184,12 @@ static err_t stage(struct engine *e, const struct update_source *from,
     struct err why = {0};
     int64_t t0 = clock_ns();
     us->path = from->path != NULL;
+    us->progress.turn = e->o.loaders_yield ? pace_wait : NULL;
+    us->progress.turn_ctx = &e->pace;
     record_begin(e, from->name, o);
     atomic_store(&us->progress.bytes_done, 0);
     atomic_store(&us->progress.bytes_total, 0);
-    err_t rc = read_source(&s, &why);
+    err_t rc = read_nicely(&s, &why);
     s.r.stage_s = (double)(clock_ns() - t0) * 1e-9;
     s.r.bytes = atomic_load(&us->progress.bytes_done);
     record_staged(e, &s.r);

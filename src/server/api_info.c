@@ -83,6 +83,8 @@ void api_model_info(struct xchg *x, const json_t *body)
                c->architecture, x->s->o.context_len);
 }
 
+#define GIB ((double)(1 << 30)) /* SGLang's unit of memory_usage */
+
 void api_server_info(struct xchg *x, const json_t *body)
 {
     (void)body;
@@ -100,10 +102,13 @@ void api_server_info(struct xchg *x, const json_t *body)
                "\"kv_pages_total\":%d,\"kv_pages_free\":%d,\"kv_pages_cached\":%d,\"steps\":%lld,"
                "\"epoch\":%llu,"
                "\"internal_states\":[{\"last_gen_throughput\":%.3f,\"effective_max_running_"
-               "requests_per_dp\":%d}]}",
+               "requests_per_dp\":%d,\"memory_usage\":{\"weight\":%.6f,\"kvcache\":%.6f,"
+               "\"token_capacity\":%lld,\"graph\":%.6f}}]}",
                x->s->o.context_len - 1, (long long)st.pages_total * KV_PAGE, st.pages_total,
                st.pages_free, st.pages_cached, (long long)st.steps, (unsigned long long)st.epoch,
-               st.gen_throughput, x->s->o.max_running);
+               st.gen_throughput, x->s->o.max_running, (double)x->s->o.loaded.weights / GIB,
+               (double)x->s->o.loaded.kv / GIB, (long long)st.pages_total * KV_PAGE,
+               (double)x->s->o.loaded.graphs / GIB);
 }
 
 /* Tokens that hold KV for somebody, without what only the prefix cache keeps. */
@@ -142,7 +147,7 @@ void api_metrics(struct xchg *x, const json_t *body)
     (void)body;
     engine_stat(x->s->engine, &st);
     x->type = "text/plain; version=0.0.4; charset=utf-8";
-    metrics_put(&x->out, &x->s->metrics, &st, engine_update_totals(x->s->engine),
+    metrics_put(&x->out, &x->s->metrics, &st, engine_update_totals(x->s->engine), o->loaded.seconds,
                 o->metrics_prefix ? o->metrics_prefix : "moult_",
                 o->served_model_name ? o->served_model_name : o->model_path);
 }

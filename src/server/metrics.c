@@ -182,12 +182,15 @@ static void put_value(struct buf *b, const char *prefix, const char *name, const
 }
 
 void metrics_put(struct buf *out, const struct metrics *m, const struct engine_stats *st,
-                 const struct update_totals *updates, const char *prefix, const char *model)
+                 const struct update_totals *updates, double load_s, const char *prefix,
+                 const char *model)
 {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         put_value(out, prefix, rows[i].name, rows[i].help, rows[i].type, value(&rows[i], st),
                   model);
     int32_t used = st->pages_total - st->pages_free - st->pages_cached;
+    put_value(out, prefix, "engine_load_weights_time",
+              "Seconds that reading the weights took at the start.", GAUGE, load_s, model);
     put_value(out, prefix, "page_size", "Tokens of a KV page.", GAUGE, KV_PAGE, model);
     put_value(out, prefix, "num_used_tokens", "Tokens of KV that requests hold.", GAUGE,
               (double)used * KV_PAGE, model);

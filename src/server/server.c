@@ -73,6 +73,7 @@ void server_set_model(struct server *s, const struct server_options *o)
     s->o.bos_id = o->bos_id;
     s->o.add_bos = o->add_bos;
     s->o.context_len = o->context_len;
+    s->o.loaded = o->loaded;
     s->o.tool_format = o->tool_format;
     s->o.reasoning_format = o->reasoning_format;
 }

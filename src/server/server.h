@@ -36,6 +36,10 @@ struct server_options {
     int32_t bos_id;                    /* in front of text prompts if add_bos */
     bool add_bos;
     int32_t context_len;
+    struct {
+        size_t weights, kv, graphs; /* bytes of memory, of the device where there is one */
+        double seconds;             /* that reading the weights took */
+    } loaded;
     size_t max_body_bytes; /* 0: 64 MiB */
     int keep_alive_s; /* without a byte, and no request at work: a connection is closed; 0: never */
     uint64_t max_weight_body; /* of /update_weights_from_tensor; 0: 4 GiB */
@@ -74,7 +78,7 @@ err_t server_start(struct server **out, const struct server_options *o, struct e
 int server_port(const struct server *s);
 /* While loading: what / how far (0..1).  Any thread. */
 void server_progress(struct server *s, float progress, const char *stage);
-/* Replaces the model part of the options (tokenizer .. context_len); only before server_ready. */
+/* Replaces the model part of the options (tokenizer .. loaded); only before server_ready. */
 void server_set_model(struct server *s, const struct server_options *o);
 void server_ready(struct server *s, struct engine *engine);
 /* From here on new work (every POST and PUT but /abort_request) and health answer 503, so that a router turns

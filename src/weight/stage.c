@@ -7,12 +7,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #define CHUNK_BYTES ((size_t)4 << 20)
 #define TRANSPOSED_BYTES \
-    ((size_t)32 << 20) /* a chunk reads all columns of its rows: few and large */
+    ((size_t)32 << 20)                  /* a chunk reads all columns of its rows: few and large */
+#define TURN_BYTES  ((size_t)256 << 10) /* of who takes turns: about 0.1 ms */
 #define MAX_THREADS 64
 
 struct load;
@@ -32,7 +31,6 @@ struct load {
     const struct plan *plan;
     struct update_progress *progress;
     bool any_bf16, overwrite;
-    int nice;
     struct job *jobs;
     size_t n;
     atomic_size_t next;
@@ -43,6 +41,16 @@ struct load {
 };
 
 /* ---- pieces ---- */
+
+static bool takes_turns(const struct load *l)
+{
+    return l->progress && l->progress->turn && !l->overwrite;
+}
+
+static void wait_turn(const struct load *l)
+{
+    if (takes_turns(l)) l->progress->turn(l->progress->turn_ctx, true);
+}
 
 static void advance(struct load *l, const struct source *s, size_t rows)
 {
@@ -59,12 +67,13 @@ static bool stopped(struct load *l)
 }
 
 /* Rows to read at once: whole groups, some MiB. */
-static size_t chunk_rows(const struct source *s, format_t f)
+static size_t chunk_rows(const struct load *l, const struct source *s, format_t f)
 {
+    size_t bytes = takes_turns(l) ? TURN_BYTES : CHUNK_BYTES;
     size_t row = source_row_bytes(s);
     size_t group = formats[f].group_rows > MEMORY_ROWS ? formats[f].group_rows : MEMORY_ROWS;
     bool transposed = s->col_stride != 1 && s->cols > 1;
-    size_t n = row ? (transposed ? TRANSPOSED_BYTES : CHUNK_BYTES) / row : (size_t)s->rows;
+    size_t n = row ? (transposed ? TRANSPOSED_BYTES : bytes) / row : (size_t)s->rows;
     n = n / group * group;
     if (n == 0) n = group;
     return n < s->rows ? n : (size_t)s->rows;
@@ -80,6 +89,7 @@ static err_t read_rows(struct load *l, const struct source *s, part_t part, size
         return err_set(e, ERR_TOOBIG, "tensor %s: a row does not fit in memory", name);
     err_t rc = to ? OK : stage_reserve(own, bytes, name, e);
     if (rc == OK && !to) to = own->data;
+    wait_turn(l);
     if (rc == OK) rc = source_read(s, row0, n, to, &room->file, e);
     if (rc != OK) return rc;
     digest_add(&room->sum[part], to, bytes);
@@ -152,7 +162,7 @@ static err_t stage_copy(struct load *l, const struct job *j, struct stage_room *
 {
     const struct slot_spec *p = store_spec(l->u->store, j->slot);
     const struct spelled *w = &l->plan->slots[j->slot].weight;
-    size_t rows = (size_t)p->shape.rows, step = chunk_rows(&w->part[PART_DATA], w->format);
+    size_t rows = (size_t)p->shape.rows, step = chunk_rows(l, &w->part[PART_DATA], w->format);
     struct rows r = {.slot = j->slot, .tensor = 1.0f, .names = w, .any_bf16 = l->any_bf16};
     stage_sum_begin(room);
     err_t rc = stage_scalars(l, j, &r.tensor, room, e);
@@ -165,6 +175,7 @@ static err_t stage_copy(struct load *l, const struct job *j, struct stage_room *
         if (rc == OK && scales)
             rc = read_rows(l, &w->part[PART_SCALE], PART_SCALE, first, scales, room, p->name, e);
         if (rc == OK) {
+            wait_turn(l);
             r.data = lent ? room->lent[PART_DATA] : room->data.data;
             r.scale = !scales ? NULL : lent ? room->lent[PART_SCALE] : room->scale.data;
             stage_rows(l->u, &r);
@@ -204,10 +215,11 @@ static err_t job_amax(float *amax, struct load *l, const struct job *j, struct s
     for (size_t i = j->slot; rc == OK && i < j->slot + j->n; i++) {
         const struct slot_spec *p = store_spec(l->u->store, i);
         const struct source *s = &l->plan->slots[i].weight.part[PART_DATA];
-        size_t rows = (size_t)p->shape.rows, step = chunk_rows(s, p->shape.format);
+        size_t rows = (size_t)p->shape.rows, step = chunk_rows(l, s, p->shape.format);
         for (size_t r = 0, n; rc == OK && r < rows && !stopped(l); r += n) {
             n = rows - r < step ? rows - r : step;
             rc = stage_reserve(&room->data, n * source_row_bytes(s), p->name, e);
+            wait_turn(l);
             if (rc == OK) rc = source_read(s, r, n, room->data.data, &room->file, e);
             if (rc == OK)
                 rc = stage_amax(amax, room->data.data, n * (size_t)s->cols, room, p->name, e);
@@ -221,7 +233,7 @@ static err_t encode_slot(struct load *l, size_t slot, float amax, struct stage_r
 {
     const struct slot_spec *p = store_spec(l->u->store, slot);
     const struct source *s = &l->plan->slots[slot].weight.part[PART_DATA];
-    size_t rows = (size_t)p->shape.rows, step = chunk_rows(s, p->shape.format);
+    size_t rows = (size_t)p->shape.rows, step = chunk_rows(l, s, p->shape.format);
     struct encode en;
     encode_init(&en, p->shape.format, encode_rule_find(p->shape.format, NULL), rows,
                 (size_t)p->shape.cols, amax);
@@ -231,7 +243,9 @@ static err_t encode_slot(struct load *l, size_t slot, float amax, struct stage_r
     for (size_t r = 0, n; rc == OK && r < rows && !stopped(l); r += n) {
         n = rows - r < step ? rows - r : step;
         rc = read_rows(l, s, PART_DATA, r, n, room, p->name, e);
-        if (rc == OK) rc = stage_encoded(l->u, &en, slot, r, n, room->data.data, room, e);
+        if (rc != OK) break;
+        wait_turn(l);
+        rc = stage_encoded(l->u, &en, slot, r, n, room->data.data, room, e);
     }
     return rc == OK ? end_slot(l, slot, room, e) : rc;
 }
@@ -340,6 +354,7 @@ static void *load_thread(void *arg)
         pthread_mutex_unlock(&l->lock);
         atomic_store(&l->stop, true);
     }
+    if (takes_turns(l)) l->progress->turn(l->progress->turn_ctx, false);
     store_flush(l->u->store);
     stage_room_free(&room);
     return NULL;
@@ -347,22 +362,19 @@ static void *load_thread(void *arg)
 
 static void *new_thread(void *arg)
 {
-    const struct load *l = arg;
-    const id_t me = (id_t)gettid();
     (void)pthread_setname_np(pthread_self(), "loader");
-    if (l->nice) (void)setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + l->nice);
     return load_thread(arg);
 }
 
 static err_t load_run(struct load *l, int n_threads, struct err *e)
 {
     pthread_t threads[MAX_THREADS];
-    int n = 0, want = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
-    if (l->nice == 0) want--; /* the caller is one */
+    int n = 0,
+        want = (n_threads < MAX_THREADS ? n_threads : MAX_THREADS) - 1; /* the caller is one */
     pthread_mutex_init(&l->lock, NULL);
     while (n < want && pthread_create(&threads[n], NULL, new_thread, l) == 0)
         n++;
-    if (l->nice == 0 || n == 0) load_thread(l);
+    load_thread(l);
     for (int i = 0; i < n; i++)
         pthread_join(threads[i], NULL);
     pthread_mutex_destroy(&l->lock);
@@ -379,8 +391,7 @@ static err_t load_run(struct load *l, int n_threads, struct err *e)
 static err_t stage_plan(struct update *u, struct plan *plan, const struct stage_options *o,
                         struct update_progress *progress, struct err *e)
 {
-    struct load l = {
-        .u = u, .plan = plan, .progress = progress, .any_bf16 = o->any_bf16, .nice = o->nice};
+    struct load l = {.u = u, .plan = plan, .progress = progress, .any_bf16 = o->any_bf16};
     err_t rc = plan_check(plan, store_spec(u->store, 0), e);
     if (rc == OK && o->manifest) rc = manifest_check(o->manifest, &plan->checkpoint, progress, e);
     if (rc == OK) rc = load_plan(&l, e);

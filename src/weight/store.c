@@ -2,6 +2,7 @@
 
 #include "base/mem.h"
 #include "base/pages.h"
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,14 @@ struct store {
     bool lost;               /* the arena's bytes are no weights */
     uint64_t epoch;
     atomic_bool claimed;
+    struct {
+        pthread_mutex_t lock;
+        pthread_cond_t left;
+        void *arena; /* whose memory is made ready, by `busy` threads, up to `next` */
+        size_t next;
+        int busy;
+        bool over; /* there is no such arena any more */
+    } ready;
 };
 
 static err_t place_slots(struct store *s, struct err *e)
@@ -66,6 +75,8 @@ err_t store_new(struct store **out, const struct slot_spec *specs, size_t n, str
     if (s == NULL) return err_set(e, ERR_NOMEM, "no memory for the weight store");
     s->n = n;
     s->memory = memory;
+    pthread_mutex_init(&s->ready.lock, NULL);
+    pthread_cond_init(&s->ready.left, NULL);
     s->specs = mem_try_array(n, sizeof s->specs[0]);
     s->offsets = mem_try_array(n, sizeof s->offsets[0]);
     s->order = mem_try_array(n, sizeof s->order[0]);
@@ -88,6 +99,16 @@ err_t store_new(struct store **out, const struct slot_spec *specs, size_t n, str
     return OK;
 }
 
+/* Nobody makes an arena ready from here on, so that arenas may go. */
+static void end_ready(struct store *s)
+{
+    pthread_mutex_lock(&s->ready.lock);
+    s->ready.over = true;
+    while (s->ready.busy)
+        pthread_cond_wait(&s->ready.left, &s->ready.lock);
+    pthread_mutex_unlock(&s->ready.lock);
+}
+
 /* The arena that rests goes back. */
 static void wake(struct store *s)
 {
@@ -98,6 +119,7 @@ static void wake(struct store *s)
 void store_free(struct store *s)
 {
     if (s == NULL) return;
+    end_ready(s);
     if (s->arena) s->memory.ops->free(s->memory.ctx, s->arena, s->bytes);
     wake(s);
     pages_release(s->backup, s->bytes);
@@ -107,6 +129,8 @@ void store_free(struct store *s)
     mem_free(s->rank);
     mem_free(s->ptrs);
     mem_free(s->matrices);
+    pthread_cond_destroy(&s->ready.left);
+    pthread_mutex_destroy(&s->ready.lock);
     mem_free(s);
 }
 
@@ -172,8 +196,62 @@ uint64_t store_hash(const struct store *s)
 
 void *store_arena_new(struct store *s)
 {
+    pthread_mutex_lock(&s->ready.lock); /* while one is made to rest */
     void *arena = atomic_exchange(&s->resting, NULL);
+    pthread_mutex_unlock(&s->ready.lock);
     return arena ? arena : s->memory.ops->alloc(s->memory.ctx, s->bytes);
+}
+
+/* The first call takes an arena; lock held. */
+static err_t begin_ready(struct store *s, struct err *e)
+{
+    const struct memory *m = &s->memory;
+    CHECK(s->arena);
+    if (s->ready.over || s->ready.arena) return OK;
+    void *none = NULL, *arena = m->ops->ready ? m->ops->alloc(m->ctx, s->bytes) : NULL;
+    s->ready.over = arena == NULL;
+    if (m->ops->ready && arena == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for a second generation of weights (%zu bytes)",
+                       s->bytes);
+    s->ready.arena = arena;
+    if (arena && !atomic_compare_exchange_strong(&s->resting, &none, arena)) {
+        m->ops->free(m->ctx, arena, s->bytes); /* an update has come and gone */
+        s->ready.over = true;
+    }
+    return OK;
+}
+
+/* All is done; lock held.  The system may have the memory until an update takes it. */
+static void lend_ready(struct store *s)
+{
+    const struct memory *m = &s->memory;
+    if (m->ops->rest && atomic_load(&s->resting) == s->ready.arena)
+        m->ops->rest(m->ctx, s->ready.arena, s->bytes);
+    s->ready.over = true;
+}
+
+err_t store_ready(struct store *s, bool *more, struct err *e)
+{
+    const struct memory *m = &s->memory;
+    pthread_mutex_lock(&s->ready.lock);
+    err_t rc = begin_ready(s, e);
+    size_t at = s->ready.next, n = s->bytes - at < MEMORY_READY ? s->bytes - at : MEMORY_READY;
+    bool work = rc == OK && !s->ready.over && n > 0;
+    if (work) {
+        s->ready.next += n;
+        s->ready.busy++;
+        pthread_mutex_unlock(&s->ready.lock);
+        rc = m->ops->ready(m->ctx, s->ready.arena, at, n, e);
+        pthread_mutex_lock(&s->ready.lock);
+        s->ready.busy--;
+        if (rc == OK && s->ready.busy == 0 && s->ready.next == s->bytes && !s->ready.over)
+            lend_ready(s);
+        if (rc != OK) s->ready.over = true;
+        pthread_cond_broadcast(&s->ready.left);
+    }
+    *more = work && rc == OK && !s->ready.over;
+    pthread_mutex_unlock(&s->ready.lock);
+    return rc;
 }
 
 void store_arena_free(struct store *s, void *arena)
@@ -184,6 +262,7 @@ void store_arena_free(struct store *s, void *arena)
     if (m->ops->rest) {
         m->ops->rest(m->ctx, arena, s->bytes);
         if (atomic_compare_exchange_strong(&s->resting, &none, arena)) return;
+        end_ready(s); /* of this arena, maybe */
     }
     m->ops->free(m->ctx, arena, s->bytes);
 }
@@ -257,6 +336,7 @@ err_t store_release(struct store *s, bool keep, struct err *e)
 {
     const struct memory *m = &s->memory;
     CHECK(s->arena);
+    end_ready(s);
     wake(s);
     if (keep && !s->lost) {
         s->backup = pages_try(s->bytes);

@@ -63,6 +63,10 @@ void *store_arena_new(struct store *s);
 void store_arena_free(struct store *s, void *arena); /* the next update's, where memory can rest */
 void store_put(const struct store *s, void *arena, size_t slot, part_t part, size_t row0, size_t n,
                const void *canon);
+/* Of a store with weights: the next update's memory, before it comes: an arena that rests, and memory for it piece by piece.  Any thread, several
+ * at once, beside updates, which find what is done by then.  OK with *more false: nothing is left, or the weights
+ * were released. */
+err_t store_ready(struct store *s, bool *more, struct err *e) MUST_USE;
 /* Host memory that puts need not copy (backend/memory.h, lend); NULL: take your own. */
 void *store_lend(const struct store *s, size_t bytes);
 void store_take_back(const struct store *s, void *lent); /* NULL is fine */

@@ -48,11 +48,14 @@ struct update_progress {
     _Atomic bool cancel;     /* set by any thread */
     void (*tick)(void *ctx); /* NULL, or called by loader threads after each piece */
     void *ctx;
+    /* NULL, or called by loader threads before each piece (some 100 us): returns when it may be done;
+     * and with `more` false when one has done its last.  An overwrite does not ask. */
+    void (*turn)(void *ctx, bool more);
+    void *turn_ctx;
 };
 
 struct stage_options {
     int n_threads;
-    int nice; /* > 0: threads of their own read, so much nicer than the caller, who waits */
     const char *manifest; /* NULL: none; a name without '/' lies in the folder */
     bool any_bf16;        /* as-stored BF16 is taken without a look for NaN and infinity */
 };

@@ -4,6 +4,7 @@
  * bit, and memory can be given back and taken again.
  */
 #include "cuda/stores.h"
+#include <pthread.h>
 
 static struct gpu gpu;
 static const enum staging_mode modes[] = {STAGING_DEVICE, STAGING_HOST};
@@ -181,9 +182,64 @@ static void release_and_resume(void **state)
         }
 }
 
+static void *ready_main(void *arg)
+{
+    for (bool more = true; more;)
+        MUST(store_ready(arg, &more, &must_e));
+    return NULL;
+}
+
+/* The staged arena's memory, by several threads before an update, and while one is staged. */
+static void made_ready(void **state)
+{
+    enum { THREADS = 4 };
+    (void)state;
+    struct config c;
+    config_of(&c, 3, 2048, 768, 32, 40000);
+    uint64_t want = fresh_hash(&c, FORMAT_NVFP4, 2);
+    for (int early = 0; early < 2; early++) {
+        struct gpu_store g = store_make(gpu.d, &c, FORMAT_NVFP4, STAGING_HOST);
+        pthread_t t[THREADS];
+        update_random(&g, 1);
+        for (int i = 0; i < THREADS; i++)
+            assert_int_equal(pthread_create(&t[i], NULL, ready_main, g.s), 0);
+        if (early) update_random(&g, 2);
+        for (int i = 0; i < THREADS; i++)
+            assert_int_equal(pthread_join(t[i], NULL), 0);
+        if (!early) update_random(&g, 2);
+        assert_true(store_hash(g.s) == want);
+        update_random(&g, 3);
+        update_random(&g, 2);
+        assert_true(store_hash(g.s) == want);
+        store_drop(&g);
+    }
+}
+
+/* The device's memory over many updates, of which every tenth is dropped. */
+static void memory_stays(void **state)
+{
+    enum { UPDATES = 60, WARM = 5 };
+    (void)state;
+    struct config c;
+    config_of(&c, 2, 512, 256, 32, 2000);
+    for (int m = 0; m < MODES; m++) {
+        struct gpu_store g = store_make(gpu.d, &c, FORMAT_NVFP4, modes[m]);
+        size_t before = 0;
+        for (int i = 0; i < UPDATES; i++) {
+            struct update *u = stage_random(&g, (uint64_t)i + 1);
+            if (i == 0 || i % 10 != 9) update_commit(u);
+            update_free(u);
+            if (i == WARM) before = free_now();
+            if (i > WARM) assert_int_equal(free_now(), before);
+        }
+        store_drop(&g);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_format), cmocka_unit_test(large),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(made_ready), cmocka_unit_test(memory_stays),
+                                       cmocka_unit_test(every_format), cmocka_unit_test(large),
                                        cmocka_unit_test(release_and_resume)};
     if (!gpu_open(&gpu)) return 0;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -96,9 +96,25 @@ def test_metrics_count_what_happened():
         names = {n for n, _ in v}
         for name in ("num_running_reqs", "num_queue_reqs", "num_used_tokens", "token_usage", "gen_throughput", "cache_hit_rate",
                      "prompt_tokens_total", "generation_tokens_total", "cached_tokens_total", "num_requests_total",
-                     "num_aborted_requests_total", "max_total_num_tokens", "page_size", "weight_updates_ended_total",
+                     "num_aborted_requests_total", "max_total_num_tokens", "page_size", "engine_load_weights_time", "weight_updates_ended_total",
                      "weight_update_swap_seconds_count", "weight_load_duration_seconds_count"):
             assert "sglang:" + name in names, name
+        seconds = next(x for (n, _), x in v.items() if n == "sglang:engine_load_weights_time")
+        assert 0 < seconds < 60, seconds
+
+
+def test_memory_usage():
+    """As SGLang tells it: GiB of weights, of KV for so many tokens, of graphs."""
+    stored = sum(os.path.getsize(os.path.join(EARLY, f)) for f in os.listdir(EARLY) if f.endswith(".safetensors"))
+    config = json.load(open(os.path.join(EARLY, "config.json")))
+    token = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]  # K and V in BF16
+    with Server(EARLY, "--max-total-tokens", "4096") as s:
+        info = s.get("/server_info")[1]
+        m = info["internal_states"][0]["memory_usage"]
+        assert m["token_capacity"] == info["max_total_num_tokens"] == 4096, m
+        assert abs(m["kvcache"] * 2**30 - 4096 * token) < 1024, (m, token)
+        assert 0.98 * stored < m["weight"] * 2**30 < 1.1 * stored, (m, stored)
+        assert m["graph"] == 0, m
 
 
 def test_keys():

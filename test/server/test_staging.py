@@ -431,6 +431,17 @@ class Streaming(threading.Thread):
         c.close()
 
 
+def test_memory_is_made_ready():
+    """In the background, where updates are staged; the log says so."""
+    for staging, ready in (("host", True), ("off", False)):
+        with Server(EARLY, "--update-staging", staging) as s:
+            end = time.time() + 5
+            while "memory for updates is ready" not in s.text() and time.time() < end and ready:
+                time.sleep(0.02)
+            assert ("memory for updates is ready" in s.text()) == ready, s.text()
+            assert s.post("/update_weights_from_disk", {"model_path": FINAL})[0] == 200
+
+
 def test_memory_over_updates():
     """C13: 16 streams throughout, alternating updates, every 10th refused: memory, descriptors and threads as they were."""
     count = 20 if SLOW else int(os.environ.get("MOULT_UPDATES", "100"))

@@ -13,6 +13,7 @@
 #include "weight/cast.h"
 #include "weight/checkpoint.h"
 #include "weight/update.h"
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -270,6 +271,132 @@ static void failing_memory_is_found(void **state)
     store_free(s);
 }
 
+/* ---- memory before it is needed ---- */
+
+#define LARGE_ROWS 9000 /* of 8 KiB: two pieces */
+#define LARGE_COLS 4096
+static const struct slot_spec large[] = {
+    {.name = "emb", .n_dims = 2, .shape = {RESIDENT_PLAIN, FORMAT_BF16, LARGE_ROWS, LARGE_COLS}},
+};
+
+static size_t resident_pages(void)
+{
+    unsigned long all, here;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%lu %lu", &all, &here), 2);
+    fclose(f);
+    return here;
+}
+
+static struct update *stage_large(struct store *s, const uint16_t *data)
+{
+    struct update *u = NULL;
+    struct err e = {0};
+    assert_int_equal(update_begin(&u, s, &e), OK);
+    assert_int_equal(update_stage(u, "emb", data, LARGE_ROWS, LARGE_COLS, &e), OK);
+    assert_int_equal(update_prepare(u, &e), OK);
+    return u;
+}
+
+static struct store *large_store(uint16_t *data)
+{
+    struct store *s;
+    struct err e = {0};
+    assert_int_equal(store_new(&s, large, 1, memory_host, &e), OK);
+    struct update *u = stage_large(s, data);
+    update_commit(u);
+    update_free(u);
+    return s;
+}
+
+static void memory_is_ready(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    bool more = true;
+    int calls = 0;
+    uint16_t *data = mem_try((size_t)LARGE_ROWS * LARGE_COLS * 2);
+    assert_non_null(data);
+    struct store *s = large_store(data);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), before = resident_pages();
+    size_t all = store_bytes(s) / page;
+    mem_fault_at(1); /* the arena */
+    assert_int_equal(store_ready(s, &more, &e), ERR_NOMEM);
+    assert_false(more);
+    assert_int_equal(store_ready(s, &more, &e), OK); /* it is given up */
+    assert_false(more);
+    update_free(stage_large(s, data));
+    store_free(s);
+
+    s = large_store(data);
+    before = resident_pages();
+    for (more = true; more && store_ready(s, &more, &e) == OK;)
+        calls++;
+    if (resident_pages() - before < all) {
+        print_message("this system cannot fill memory with pages: not tested\n");
+        store_free(s);
+        mem_free(data);
+        skip();
+    }
+    assert_int_equal(calls, 2);
+    size_t filled = resident_pages();
+    for (size_t i = 0; i < (size_t)LARGE_ROWS * LARGE_COLS; i += 1000)
+        data[i] = 0x3f80;
+    struct update *u = stage_large(s, data);
+    assert_in_range(resident_pages(), filled - all / 8, filled + all / 8); /* its memory was used */
+    update_commit(u);
+    update_free(u);
+    assert_memory_equal(store_ptr(s, 0), data, (size_t)LARGE_ROWS * LARGE_COLS * 2);
+    store_free(s);
+    assert_true(resident_pages() < before);
+    mem_free(data);
+}
+
+static void *ready_main(void *arg)
+{
+    struct err e = {0};
+    for (bool more = true; more && store_ready(arg, &more, &e) == OK;)
+        ;
+    return NULL;
+}
+
+/* By two threads while updates come, are dropped and committed, and the weights are released. */
+static void memory_is_made_ready_beside_updates(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    size_t n = (size_t)LARGE_ROWS * LARGE_COLS;
+    uint16_t *data = mem_try(n * 2);
+    assert_non_null(data);
+    for (int round = 0; round < 4; round++) {
+        struct store *s = large_store(data);
+        pthread_t t[2];
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(pthread_create(&t[i], NULL, ready_main, s), 0);
+        for (size_t i = (size_t)round; i < n; i += 999)
+            data[i] = (uint16_t)(0x3f80 + round);
+        if (round == 3)
+            assert_int_equal(store_release(s, false, &e), OK);
+        else if (round)
+            update_free(stage_large(s, data));
+        if (round == 3) assert_int_equal(store_resume(s, &e), OK);
+        struct update *u = stage_large(s, data);
+        if (round == 2)
+            for (int i = 0; i < 2; i++)
+                pthread_join(t[i], NULL);
+        update_commit(u);
+        update_free(u);
+        assert_memory_equal(store_ptr(s, 0), data, n * 2);
+        if (round != 2)
+            for (int i = 0; i < 2; i++)
+                pthread_join(t[i], NULL);
+        assert_memory_equal(store_ptr(s, 0), data, n * 2);
+        store_free(s);
+    }
+    mem_free(data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +406,8 @@ int main(void)
         cmocka_unit_test(all_or_nothing),
         cmocka_unit_test(converts_and_survives_faults),
         cmocka_unit_test(loads_model),
+        cmocka_unit_test(memory_is_ready),
+        cmocka_unit_test(memory_is_made_ready_beside_updates),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

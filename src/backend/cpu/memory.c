@@ -34,6 +34,19 @@ static void rest(void *ctx, void *arena, size_t bytes)
     pages_lend(arena, bytes);
 }
 
+/* In pieces, between which others may change the address space. */
+static err_t ready(void *ctx, void *arena, size_t offset, size_t n, struct err *e)
+{
+    enum { PIECE = 4 << 20 };
+    (void)ctx;
+    for (size_t i = 0, m; i < n; i += m) {
+        m = n - i < PIECE ? n - i : PIECE;
+        if (!pages_fill((char *)arena + offset + i, m))
+            return err_set(e, ERR_NOMEM, "filling %zu bytes with pages: refused by the system", m);
+    }
+    return OK;
+}
+
 static void put(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
                 const void *canon)
 {
@@ -109,6 +122,7 @@ static const struct memory_ops host_ops = {
     .alloc = arena_alloc,
     .free = arena_free,
     .rest = rest,
+    .ready = ready,
     .put = put,
     .get = get,
     .copy = copy,

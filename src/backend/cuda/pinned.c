@@ -79,10 +79,11 @@ static err_t pin(struct pinned *p, size_t i, struct err *e)
     const struct driver *cu = &p->d->cu;
     char *at = p->base + i * PINNED_PIECE;
     CUdeviceptr seen = 0;
+    size_t n = pinned_run(i * PINNED_PIECE, p->bytes - i * PINNED_PIECE);
     if (mem_fault_now()) return err_set(e, ERR_NOMEM, "pinning host memory: out of memory");
+    (void)pages_fill(at, n); /* where it cannot, the driver does */
     CUresult r =
-        cu->cuMemHostRegister(at, pinned_run(i * PINNED_PIECE, p->bytes - i * PINNED_PIECE),
-                              CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+        cu->cuMemHostRegister(at, n, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     err_t rc = driver_check(cu, r, e, "pinning host memory");
     if (rc != OK) return rc;
     rc = driver_check(cu, cu->cuMemHostGetDevicePointer(&seen, at, 0), e, "pinned host memory");

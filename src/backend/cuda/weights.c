@@ -322,6 +322,14 @@ static void *arena_alloc(void *ctx, size_t bytes)
     return NULL;
 }
 
+/* The staged arena on the host is pinned; one of the device has its memory when it is taken. */
+static err_t ready(void *ctx, void *arena, size_t offset, size_t n, struct err *e)
+{
+    struct weights *w = ctx;
+    size_t at = host_offset(w, host_addr(arena));
+    return at == SIZE_MAX ? OK : pinned_need(w->staged, at + offset, n, e);
+}
+
 /* The memory stays for the next update; weights_free gives it back. */
 static void arena_free(void *ctx, void *arena, size_t bytes)
 {
@@ -421,6 +429,7 @@ static const struct memory_ops device_ops = {
     .bytes = slot_bytes,
     .alloc = arena_alloc,
     .free = arena_free,
+    .ready = ready,
     .put = put,
     .lend = lend,
     .take_back = take_back,
