@@ -10,8 +10,8 @@ train() { # name, flags...
     timeout 1200 "$py" examples/rl/train.py --out "$out/$name" --steps 10000 --seconds 1080 "$@" || echo "$name: ended with $?"
 }
 for seed in 0 1 2; do train "bf16-$seed" --seed $seed "$@"; done
-train nvfp4-0 --quantization nvfp4 --replay report "$@"
-train mxfp8-0 --quantization mxfp8 --replay report "$@"
+train nvfp4-0 --quantization nvfp4 --as-served --replay report "$@"
+train mxfp8-0 --quantization mxfp8 --as-served --replay report "$@"
 set --
 for d in "$out"/*/; do set -- "$@" "$(basename "$d")=${d}log.jsonl"; done
 "$py" examples/rl/plot.py "$out/rl.png" "$@"

@@ -178,11 +178,20 @@ def test_credit():
     torch.testing.assert_close(b, torch.tensor([-0.8] * n + [0.1] * (n + 1) + [0.0] * 2))
 
 
+def trainer(d, **options):
+    """One without a server; its folders are in d."""
+    o = dict(model=EARLY, out=d, moult=MOULT, lr=1e-3, momentum=0.9, replay="off", clip=(0.2, 0.28), cap=2, frozen=[],
+             average=0.5, temperature=0.8, as_served=False)
+    return train.Trainer(argparse.Namespace(**{**o, **options}), None)
+
+
 def test_gradient():
     """A step raises the probability of answers with a positive advantage, lowers the others; what is frozen stays."""
-    o = argparse.Namespace(model=EARLY, lr=1e-3, momentum=0.9, replay="off", clip=(0.2, 0.28), frozen=["gate"],
-                           average=0.5, temperature=0.8)
-    t = train.Trainer(o, None)
+    with tempfile.TemporaryDirectory() as d:
+        gradient(trainer(d, frozen=["gate"]))
+
+
+def gradient(t):
     layer = t.model.layers[0]
     old_head, old_gate, old_norm = t.model.head.clone(), layer["gate"].clone(), layer["input_layernorm"].clone()
     samples = []
@@ -208,18 +217,39 @@ def test_gradient():
 
 
 def test_clipping():
-    """Where the ratio has left the clip range in the direction of the advantage, nothing moves."""
-    o = argparse.Namespace(model=EARLY, lr=1e-3, momentum=0.9, replay="off", clip=(0.2, 0.28), frozen=[],
-                           average=0.5, temperature=0.8)
+    """Where the ratio has left the clip range in the direction of the advantage, nothing moves; nor above the cap."""
     ids = short_references()[-1]["input_ids"]
-    for shift, advantage, moves in ((-0.3, 1.0, False), (-0.2, 1.0, True), (0.3, -1.0, False), (0.3, 1.0, True)):
-        t = train.Trainer(o, None)
-        s = rollout.Sample(ids[:5], {"output_ids": ids[5:], "text": "", "meta_info": {
-            "output_token_logprobs": [], "weight_version": "0", "finish_reason": {"type": "stop"}}})
-        with torch.no_grad():
-            s.logprobs = (t.batch([s], False) + shift).tolist()
-        t.minibatch([[(s, torch.full((len(s.logprobs),), advantage))]], None)
-        assert any((m != 0).any() for m in t.muon.mean) == moves, (shift, advantage)
+    with tempfile.TemporaryDirectory() as d:
+        for case in ((-0.3, 1.0, False), (-0.2, 1.0, True), (0.3, -1.0, False), (0.3, 1.0, True), (-0.6, -1.0, True),
+                     (-0.8, -1.0, False)):
+            clipping(trainer(d), ids, *case)
+
+
+def clipping(t, ids, shift, advantage, moves):
+    s = rollout.Sample(ids[:5], {"output_ids": ids[5:], "text": "", "meta_info": {
+        "output_token_logprobs": [], "weight_version": "0", "finish_reason": {"type": "stop"}}})
+    with torch.no_grad():
+        s.logprobs = (t.batch([s], False) + shift).tolist()
+    t.minibatch([[(s, torch.full((len(s.logprobs),), advantage))]], None)
+    assert any((m != 0).any() for m in t.muon.mean) == moves, (shift, advantage)
+
+
+def test_as_served():
+    """The trainer's weights are those that the server makes of the same folder: log-probabilities as near as in BF16."""
+    for quantization in ("nvfp4", "mxfp8"):
+        server = rollout.Server(MOULT, EARLY, "--threads", "1", "--quantization", quantization)
+        try:
+            prompt = server.ids([rollout.PROMPT.format("Ada has 3 apples and eats 2.")])[0]
+            some = server.sample([prompt], 4, 24, 5)[0]
+        finally:
+            server.stop()
+        told, off = torch.tensor([x for s in some for x in s.logprobs]), []
+        for as_served in (True, False):
+            with tempfile.TemporaryDirectory() as d, torch.no_grad():
+                t = trainer(d, as_served=as_served, quantization=quantization, temperature=1.0)
+                off.append((t.batch(some, False) - told).abs().mean().item())
+        print(f"  {quantization}: mean difference from the server {off[0]:.2g}, without --as-served {off[1]:.2g}")
+        assert off[0] < 2e-3 and off[1] > 2 * off[0], off
 
 
 def test_one_step_end_to_end():
