@@ -9,9 +9,9 @@
 #include <string.h>
 
 #define CHUNK_BYTES ((size_t)4 << 20)
-#define TRANSPOSED_BYTES \
-    ((size_t)32 << 20)                  /* a chunk reads all columns of its rows: few and large */
 #define TURN_BYTES  ((size_t)256 << 10) /* of who takes turns: about 0.1 ms */
+/* A chunk of a transposed source reads all columns of its rows: few and large. */
+#define TRANSPOSED_BYTES ((size_t)32 << 20)
 #define MAX_THREADS 64
 
 struct load;

@@ -8,11 +8,12 @@
  *
  * Pinning 20 GB takes seconds, so it is not done at once: the range is cut into pieces of
  * PINNED_PIECE, and the first thread that needs a piece pins it, several threads several pieces.  A
- * piece stays pinned.  The driver brings missing pages into being one after the other, for all threads
- * together, and lets nobody launch meanwhile; so each thread fills its piece first, and what the driver has
- * left to do takes 1.5 ms a piece.  An H200's machine: 0.22 s a GB by one thread, beside which no launch is
- * slower than without; 0.08 by four, beside which one in a hundred waits 3 ms, and by eight, 23 ms.  Kernels take the same addresses as the host; one copy of a queue must stay
- * within a piece (pinned_run).
+ * piece stays pinned.  The driver brings missing pages into being one after the other, for all
+ * threads together, and lets nobody launch meanwhile; so each thread fills its piece first, and what
+ * the driver has left to do takes 1.5 ms a piece.  An H200's machine: 0.22 s a GB by one thread,
+ * beside which no launch is slower than without; 0.08 by four, beside which one in a hundred waits
+ * 3 ms, and by eight, 23 ms.  Kernels take the same addresses as the host; one copy of a queue must
+ * stay within a piece (pinned_run).
  *
  * Errors: pinned_need says what the driver does, and the piece can be asked for again; pinning counts
  * for mem_fault_at.
