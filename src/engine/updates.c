@@ -14,7 +14,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define LOADER_NICE  10 /* about a tenth of a core that steps want too */
+#define LOADER_NICE  14 /* about a twentieth of a core that steps want too */
 #define LOADERS_MOST 8
 #define NO_WEIGHTS   "no valid weights: an update in place failed half-way; update again"
 
