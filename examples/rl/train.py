@@ -235,7 +235,7 @@ class Trainer:
 
     def publish(self, version):
         folder = os.path.join(self.o.out, f"step-{version}")
-        shutil.copytree(self.next, folder)
+        shutil.copytree(self.next, folder, dirs_exist_ok=True)  # of a run before into the same --out
         r = self.client.update(folder, str(version))
         before = os.path.join(self.o.out, f"step-{version - 1}")
         if os.path.isdir(before):

@@ -12,7 +12,7 @@
 #define TURN_BYTES  ((size_t)256 << 10) /* of who takes turns: about 0.1 ms */
 /* A chunk of a transposed source reads all columns of its rows: few and large. */
 #define TRANSPOSED_BYTES ((size_t)32 << 20)
-#define MAX_THREADS 64
+#define MAX_THREADS      64
 
 struct load;
 struct job;

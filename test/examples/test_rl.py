@@ -258,6 +258,7 @@ def test_one_step_end_to_end():
         sys.argv = ["train.py", "--out", d, "--steps", "1", "--prompts", "4", "--group", "6", "--minibatches", "1",
                     "--questions", "8", "12", "--most", "96", "--threads", "1", "--lr", "1e-2"]
         o = train.options()
+        os.makedirs(os.path.join(d, "step-1"))  # a run before left its last weights
         server = rollout.Server(MOULT, EARLY, "--threads", "1")
         try:
             before = server.ids([rollout.PROMPT.format("Ada has 3 apples.")])[0]
