@@ -140,7 +140,7 @@ static const struct opt serve_opts[] = {
      "where an update's weights wait for their commit: a second copy in the device's memory (a GPU) or the host's; off: "
      "none, they are read twice and overwritten while serving stands still; auto: a copy if memory has room", NULL},
     {"update-loader-threads", NULL, OPT_HONOURED, OPT_INT, AT(loader_threads), NULL, 1, 64, NULL,
-     "threads that read an update [a CPU: 2, niced; a GPU: one a core, at most 8]", NULL},
+     "threads that read an update [a CPU: 2; a GPU: one a core, at most 8]", NULL},
     {"server-info", NULL, OPT_HONOURED, OPT_STRINGS, AT(server_info), NULL, 0, 0, NULL,
      "KEY=VALUE that /server_info tells of ranks, sizes and addresses; may be repeated", NULL},
     {"retract-every", NULL, OPT_HONOURED, OPT_INT, AT(retract_every), "0", 0, 1 << 30, NULL, NULL, NULL},

@@ -250,8 +250,9 @@ static void *engine_main(void *arg)
     bool busy = false;
     (void)pthread_setname_np(pthread_self(), "engine"); /* for top and perf */
     while (take_inbox(e, busy)) {
-        pace_steps(&e->pace);
-        busy = !e->paused && !memory_held(e) && (step_run(e) || e->s.n_waiting > 0);
+        bool open = !e->paused && !memory_held(e);
+        if (open && e->s.n_running + e->s.n_waiting > 0) pace_steps(&e->pace);
+        busy = open && (step_run(e) || e->s.n_waiting > 0);
         publish(e);
     }
     step_drain(e); /* of requests that have ended */

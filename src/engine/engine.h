@@ -74,7 +74,7 @@ struct engine_options {
     bool in_place;          /* updates have no memory for a second generation (updates.h) */
     int loader_threads;     /* of an update; 0: as many as cores, at most 8 */
     bool ready;             /* the next update's memory is made ready from the start on (store.h) */
-    bool loaders_yield;     /* they run where steps are computed: nice */
+    bool loaders_yield;     /* they run where steps are computed (pace.h) */
     /* NULL, or: what of a new folder will not take effect, into `warning` ("": nothing). */
     void (*compare)(void *ctx, const char *dir, char *warning, size_t n);
     void *compare_ctx;

@@ -11,10 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
-#define LOADER_NICE  14 /* about a twentieth of a core that steps want too */
 #define LOADERS_MOST 8
 #define NO_WEIGHTS   "no valid weights: an update in place failed half-way; update again"
 
@@ -148,31 +145,30 @@ static err_t read_source(struct staging *s, struct err *err)
     return rc;
 }
 
-struct niced {
+struct apart {
     struct staging *s;
     struct err *err;
     err_t rc;
 };
 
-static void *niced_main(void *arg)
+static void *apart_main(void *arg)
 {
-    struct niced *n = arg;
-    const id_t me = (id_t)gettid();
+    struct apart *a = arg;
     (void)pthread_setname_np(pthread_self(), "stage");
-    (void)setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + LOADER_NICE);
-    n->rc = read_source(n->s, n->err);
+    pace_yield(&a->s->e->pace);
+    a->rc = read_source(a->s, a->err);
     return NULL;
 }
 
-/* What loaders do not share, the plan above all, is as nice as they. */
-static err_t read_nicely(struct staging *s, struct err *err)
+/* What loaders do not share, the plan above all, yields as they do: in a thread that may become nice. */
+static err_t read_apart(struct staging *s, struct err *err)
 {
-    struct niced n = {.s = s, .err = err};
+    struct apart a = {.s = s, .err = err};
     pthread_t t;
-    if (!s->e->o.loaders_yield || pthread_create(&t, NULL, niced_main, &n) != 0)
+    if (!s->e->o.loaders_yield || pthread_create(&t, NULL, apart_main, &a) != 0)
         return read_source(s, err);
     pthread_join(t, NULL);
-    return n.rc;
+    return a.rc;
 }
 
 /* The state is STAGING, the caller's. */
@@ -189,7 +185,7 @@ static err_t stage(struct engine *e, const struct update_source *from,
     record_begin(e, from->name, o);
     atomic_store(&us->progress.bytes_done, 0);
     atomic_store(&us->progress.bytes_total, 0);
-    err_t rc = read_nicely(&s, &why);
+    err_t rc = read_apart(&s, &why);
     s.r.stage_s = (double)(clock_ns() - t0) * 1e-9;
     s.r.bytes = atomic_load(&us->progress.bytes_done);
     record_staged(e, &s.r);

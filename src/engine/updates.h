@@ -27,8 +27,8 @@
  *           the commit reads the files a second time, while serving stands still.  If that fails after
  *           the first byte, there are no valid weights: what waits and what comes is answered 503 until
  *           an update has succeeded (engine_stats.no_weights).
- * Threads   staging runs in the caller's thread and in loader threads; with loaders_yield in niced ones, of which
- *           one works at a time beside steps (pace.h), so that steps keep their pace.  All calls may come from any thread.
+ * Threads   staging runs in the caller's thread and in loader threads; with loaders_yield these become nice
+ *           and one works at a time beside steps (pace.h), so that steps keep their pace.  All calls may come from any thread.
  * Record    of every update that began, the last UPDATE_RECORDS; each is one line in the log too.
  */
 #ifndef ENGINE_UPDATES_H

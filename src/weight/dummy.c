@@ -80,6 +80,7 @@ static bool put_part(struct work *w, size_t slot, part_t part, size_t rows, size
     if (room == NULL) return false;
     for (size_t r0 = 0, n; r0 < rows; r0 += n) {
         n = rows - r0 < step ? rows - r0 : step;
+        update_turn(w->progress, true);
         if (part == PART_DATA)
             dummy_fill_data(room, r->format, n * row_bytes, (size_t)r->cols, s);
         else
@@ -139,6 +140,7 @@ static void *worker(void *arg)
         if (!ok) w->no_memory = true;
         update_mark(w->u, i);
     }
+    update_turn(w->progress, false);
     store_flush(store);
     return NULL;
 }

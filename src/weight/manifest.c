@@ -153,6 +153,7 @@ static err_t pass(struct check *c, int fd, const char *path, uint64_t from, uint
         size_t n = to - from < PIECE ? (size_t)(to - from) : PIECE;
         if (c->progress && atomic_load(&c->progress->cancel))
             return err_set(e, ERR_STATE, "the update was cancelled");
+        update_turn(c->progress, true);
         err_t rc = file_pread(fd, c->piece, n, from, path, e);
         if (rc != OK) return rc;
         sums_add(a, c->piece, n);
@@ -249,6 +250,7 @@ err_t manifest_check(const char *path, const struct checkpoint *k, struct update
         rc = err_set(e, ERR_NOMEM, "manifest: no memory to check it");
     if (rc == OK) rc = read_manifest(&root, &c, at.data, e);
     if (rc == OK) rc = check_all(&c, k, e);
+    update_turn(progress, false);
     json_decref(root);
     buf_release(&at);
     buf_release(&c.wrong);

@@ -49,7 +49,7 @@ static bool takes_turns(const struct load *l)
 
 static void wait_turn(const struct load *l)
 {
-    if (takes_turns(l)) l->progress->turn(l->progress->turn_ctx, true);
+    if (takes_turns(l)) update_turn(l->progress, true);
 }
 
 static void advance(struct load *l, const struct source *s, size_t rows)
@@ -354,7 +354,7 @@ static void *load_thread(void *arg)
         pthread_mutex_unlock(&l->lock);
         atomic_store(&l->stop, true);
     }
-    if (takes_turns(l)) l->progress->turn(l->progress->turn_ctx, false);
+    if (takes_turns(l)) update_turn(l->progress, false);
     store_flush(l->u->store);
     stage_room_free(&room);
     return NULL;

@@ -35,6 +35,11 @@ static bool make_room(struct update *u)
     return u->inputs && u->amax && u->kept;
 }
 
+void update_turn(const struct update_progress *p, bool more)
+{
+    if (p && p->turn) p->turn(p->turn_ctx, more);
+}
+
 static err_t begin(struct update **out, struct store *s, bool in_place, struct err *e)
 {
     if (!store_claim(s)) return err_set(e, ERR_STATE, "another weight update is in progress");

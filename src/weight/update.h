@@ -48,11 +48,14 @@ struct update_progress {
     _Atomic bool cancel;     /* set by any thread */
     void (*tick)(void *ctx); /* NULL, or called by loader threads after each piece */
     void *ctx;
-    /* NULL, or called by loader threads before each piece (some 100 us): returns when it may be done;
-     * and with `more` false when one has done its last.  An overwrite does not ask. */
+    /* NULL, or called by a thread before each piece of weights that it reads or makes (some 100 us): returns
+     * when that may be done; and with `more` false when it has done its last.  An overwrite does not ask. */
     void (*turn)(void *ctx, bool more);
     void *turn_ctx;
 };
+
+/* Asks for the turn, where there are turns; `p` may be NULL. */
+void update_turn(const struct update_progress *p, bool more);
 
 struct stage_options {
     int n_threads;

@@ -2,6 +2,7 @@
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -44,6 +45,25 @@ class Server:
     def text(self):
         self.log.flush()
         return open(self.log.name).read()[-4000:]
+
+    def settle(self, limit=60):
+        """Waits for what goes on after the start (memory for updates, made ready in the background at the lowest
+        priority): before memory or threads are counted."""
+        end = time.time() + limit
+        while "memory for updates is ready" not in self.text():
+            assert time.time() < end, self.text()
+            time.sleep(0.02)
+
+    def cpu(self):
+        """Processor seconds used so far: what work takes on a machine that is busy with other things too."""
+        with open(f"/proc/{self.proc.pid}/stat") as f:
+            user, system = f.read().rsplit(")", 1)[1].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def generated(self):
+        """Tokens drawn since the start."""
+        text = self.request("GET", "/metrics", raw=True)[1].decode()
+        return int(float(re.search(r"^moult_generation_tokens_total\S* (\S+)$", text, re.M).group(1)))
 
     def request(self, method, path, body=None, headers=None, timeout=300, raw=False):
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)

@@ -14,7 +14,7 @@ THREADS = ("test_ready_and_info", "test_prefix_cache_and_batch_do_not_show", "te
            "test_full_queue", "test_every_combination", "test_client_leaves_anywhere", "test_limit_of_descriptors",
            "test_threads_and_shards_do_not_show", "test_stage_and_commit", "test_soak", "test_sessions")
 names = THREADS if sys.argv[1:] == ["@threads"] else sys.argv[1:]
-passed = failed = 0
+passed, failures = 0, []
 MODULES = (
     "test_generate",
     "test_errors",
@@ -53,7 +53,8 @@ for module in MODULES:
             passed += 1
             print(f"ok      {module}.{name} ({time.time() - t:.1f} s)", flush=True)
         except Exception:
-            failed += 1
-            print(f"FAILED  {module}.{name}\n{traceback.format_exc()}", flush=True)
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed != 0)
+            failures.append(f"FAILED  {module}.{name} ({time.time() - t:.1f} s)\n{traceback.format_exc()}")
+            print(failures[-1], flush=True)
+# Again, last: a log of which only the end is kept names them too.
+print("".join(failures) + f"{passed} passed, {len(failures)} failed")
+sys.exit(len(failures) != 0)

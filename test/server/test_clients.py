@@ -225,12 +225,11 @@ def test_openai_client():
             front.socket.close()
         with c.chat.completions.create(model="m", messages=SAID, max_tokens=3000, stream=True, extra_body={"ignore_eos": True}) as stream:
             next(iter(stream))
-        s.idle(5)
+        s.idle(20)
+        before = s.generated()
         late = openai.OpenAI(base_url=f"http://127.0.0.1:{s.port}/v1", api_key="x", timeout=0.3, max_retries=0)
-        began = time.time()
         try:
             late.chat.completions.create(model="m", messages=SAID, max_tokens=3500, extra_body={"ignore_eos": True})
-            assert time.time() - began < 0.4, "3500 tokens in 0.3 s"
         except openai.APITimeoutError:
-            pass
-        s.idle(5)
+            s.idle(20)
+            assert s.generated() - before < 3500, "it went on for a client that had left"

@@ -168,7 +168,8 @@ def test_client_leaves():
                     threading.Thread(target=send_and_leave, args=(
                         s, {"text": "x", "rid": None, "sampling_params": sp, "stream": stream}, how)).start()
                 time.sleep(0.3)
-                s.idle(10 if SLOW else 3)
+                s.idle(60)
+        assert 0 < s.generated() < 24 * 3900 // 2, s.generated()  # most of what was asked for was not drawn
         status, text = s.post("/flush_cache", {})
         assert status == 200, text
 
@@ -191,19 +192,20 @@ def quiet(s):
 def test_client_leaves_anywhere():
     """C49: within a chunked prefill, by half closing (taken as leaving on every route), and many times at random."""
     with Server(EARLY, "--max-running-requests", "4", "--chunked-prefill-size", "16") as s:
+        s.settle()
         s.generate([5], 2)
         before = quiet(s)
         sp = {"temperature": 0, "max_new_tokens": 3900, "ignore_eos": True}
         for stream in (False, True):
             send_and_leave(s, {"input_ids": [5] * 4000, "rid": "again", "sampling_params": {"max_new_tokens": 1},
                                "stream": stream}, "rst", 0.1)
-            end = time.time() + (20 if SLOW else 2)
+            end = time.time() + 20
             while True:  # the id is free again, whether the request had begun or not
                 status, r = s.post("/generate", {"input_ids": [5], "rid": "again", "sampling_params": {"max_new_tokens": 2}})
                 if status == 200 or time.time() > end:
                     break
             assert status == 200 and r["meta_info"]["id"] == "again", r
-            s.idle(3)
+            s.idle()
         for path, field in (("/generate", "text"), ("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
             body = {"max_tokens": 3900, "ignore_eos": True, "sampling_params": sp} if path != "/generate" else {"sampling_params": sp}
             body[field] = [{"role": "user", "content": "x"}] if field == "messages" else "x"
@@ -213,7 +215,7 @@ def test_client_leaves_anywhere():
                       + str(len(data)).encode() + b"\r\n\r\n" + data)
             time.sleep(0.1)
             c.shutdown(socket.SHUT_WR)
-            s.idle(5)
+            s.idle(20)
             c.close()
         rng, ts = random.Random(49), []
         for i in range(60 if SLOW else 1000):

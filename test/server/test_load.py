@@ -186,7 +186,7 @@ def test_sigterm_during_a_long_update():
                 assert status == 200 and r["success"] is True, got
             else:
                 assert status == 503 and "stopping" in r["message"] and "cancelled" in r["message"], got
-                assert took < 8 and "could not be ended" not in s.text(), (took, s.text())
+                assert took < 20 and "could not be ended" not in s.text(), (took, s.text())
                 os.remove(switch)
 
 

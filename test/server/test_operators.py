@@ -355,7 +355,7 @@ def test_stalled_step():
             while time.time() - since < 15 and stalled is None:
                 asked = time.time()
                 status, r = s.get("/health")
-                assert time.time() - asked < (5 if SLOW else 1)
+                assert time.time() - asked < 5
                 if status == 503:
                     stalled = r
                 time.sleep(0.1)

@@ -181,7 +181,7 @@ def test_cancel():
         assert s.generate([5], 4)["output_ids"] and s.get("/health")[0] == 200
         began = time.time()
         code, r = s.post(DISCARD, {})
-        assert code == 200 and time.time() - began < 5, r
+        assert code == 200 and time.time() - began < 15, r
         t.join()
         assert got[0][0] == 400 and "cancelled" in got[0][1]["message"], got
         assert status(s)["updates"][0]["outcome"] == "cancelled" and status(s)["state"] == "idle"
@@ -435,11 +435,10 @@ def test_memory_is_made_ready():
     """In the background, where updates are staged; the log says so."""
     for staging, ready in (("host", True), ("off", False)):
         with Server(EARLY, "--update-staging", staging) as s:
-            end = time.time() + 5
-            while "memory for updates is ready" not in s.text() and time.time() < end and ready:
-                time.sleep(0.02)
-            assert ("memory for updates is ready" in s.text()) == ready, s.text()
+            if ready:
+                s.settle()
             assert s.post("/update_weights_from_disk", {"model_path": FINAL})[0] == 200
+            assert ("memory for updates is ready" in s.text()) == ready, s.text()
 
 
 def test_memory_over_updates():
@@ -450,6 +449,16 @@ def test_memory_over_updates():
             proc = f"/proc/{s.proc.pid}/"
             with open(proc + "statm") as f:
                 return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(proc + "fd")), len(os.listdir(proc + "task"))
+
+        def settled(least):
+            """As seen(); a thread that was joined, or a connection, may be on its way out for a moment."""
+            end = time.time() + 10
+            while (now := seen())[1] > least[1] + 1 or now[2] > least[2] + 1:
+                if time.time() > end:
+                    break
+                time.sleep(0.005)
+            return now
+        s.settle()
         s.generate([5], 4)
         streams, rss = [Streaming(s, i) for i in range(16)], []
         while min(t.tokens for t in streams) < (400 if SLOW else 800):  # KV has grown to what they take
@@ -459,7 +468,7 @@ def test_memory_over_updates():
             status, r = s.post("/update_weights_from_disk", {"model_path": "/nowhere" if bad else FINAL if i % 2 else EARLY,
                                                              "in_flight": "continue", "weight_version": str(i)})
             assert status == (400 if bad else 200), r
-            rss.append(seen())
+            rss.append(settled([min(x) for x in zip(*rss)]) if rss else seen())
         for t in streams:
             t.end = True
         for t in streams:

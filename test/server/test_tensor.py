@@ -527,6 +527,7 @@ def test_release_and_resume():
         status, r = s.post("/resume_memory_occupation", {})
         assert status == 400 and "--enable-memory-saver" in r["message"]
     with Server(EARLY, "--enable-memory-saver", "--max-total-tokens", "32000") as s:
+        s.settle()
         before = signature(s)
         for ask, says in (({"tags": "weights"}, "tags"), ({"tags": ["kv"]}, "kv"), ({"tags": [1]}, "tags")):
             status, r = s.post("/release_memory_occupation", ask)

@@ -7,6 +7,7 @@
 
 #include "engine/pace.h"
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { LOADERS = 4, PIECES = 50 };
@@ -97,10 +98,44 @@ static void steps_come_and_go(void **state)
     pace_destroy(&pace);
 }
 
+static void *niceness(void *arg)
+{
+    const id_t me = (id_t)gettid();
+    int *seen = arg;
+    pace_wait(&pace, true);
+    pace_wait(&pace, false);
+    seen[0] = getpriority(PRIO_PROCESS, me);
+    pace_yield(&pace);
+    seen[1] = getpriority(PRIO_PROCESS, me);
+    pace_steps(&pace);
+    pace_yield(&pace);
+    pace_yield(&pace);
+    seen[2] = getpriority(PRIO_PROCESS, me);
+    pace_idle(&pace);
+    return NULL;
+}
+
+/* A thread of an update is nice once it has met steps; neither before nor twice. */
+static void nice_beside_steps(void **state)
+{
+    (void)state;
+    int seen[3], own = getpriority(PRIO_PROCESS, 0);
+    int nice = own + PACE_NICE < 19 ? own + PACE_NICE : 19;
+    pthread_t t;
+    pace_init(&pace);
+    assert_int_equal(pthread_create(&t, NULL, niceness, seen), 0);
+    assert_int_equal(pthread_join(t, NULL), 0);
+    assert_int_equal(seen[0], own);
+    assert_int_equal(seen[1], own);
+    assert_int_equal(seen[2], nice);
+    assert_int_equal(getpriority(PRIO_PROCESS, 0), own);
+    pace_destroy(&pace);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(one_beside_steps),
-                                       cmocka_unit_test(all_beside_none),
-                                       cmocka_unit_test(steps_come_and_go)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_beside_steps), cmocka_unit_test(all_beside_none),
+        cmocka_unit_test(steps_come_and_go), cmocka_unit_test(nice_beside_steps)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
