@@ -6,7 +6,7 @@ MODEL is served, updated to NEXT and back.  Printed:
   gap       between two tokens of a stream: median and longest, without an update, while one is staged, and over its
             commit ("silence": the longest time in which no stream at all got a token)
   staging   its time, beside the time to read the same bytes (page cache, 4 MiB at once) and to copy them in memory
-  one       median gap of a single stream, idle and while staging
+  one       gap of a single stream while staging, and of the same tokens of the same request without
 Standard library only.  MOULT names the program (build/moult).
 """
 import argparse
@@ -102,6 +102,20 @@ def settle(streams, n):
         time.sleep(0.01)
 
 
+def one_stream(s, rest):
+    st = Stream(s, 0, 100000)
+    st.start()
+    settle([st], 20)
+    time.sleep(rest)
+    return st
+
+
+def stop(s, st):
+    st.end = True
+    st.join()
+    s.idle()
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("model")
@@ -118,24 +132,22 @@ def main():
     print(f"  the bytes alone: read {read_s:.3f} s, copied in memory {copy_s * 1e3:.2f} ms")
     with Server(a.model, *flags) as s:
         idle, during = [], []
-        for k in range(a.updates):  # one stream
+        for k in range(a.updates):
             target = a.model if k % 2 else a.next
-            st = [Stream(s, 0, 100000)]
-            st[0].start()
-            settle(st, 20)
-            t0 = time.perf_counter()
-            time.sleep(a.rest)
-            t1 = time.perf_counter()
+            st = one_stream(s, a.rest)
+            first, t1 = len(st.times), time.perf_counter()
             code, r = s.post("/stage_weights_from_disk", {"model_path": target})
             t2 = time.perf_counter()
             assert code == 200, r
-            idle += gaps(st, t0, t1)
-            during += gaps(st, t1, t2)
             print(f"  staged beside one stream in {r['stage_s']:.3f} s, {r['stage_s'] / read_s:.2f} x reading")
-            st[0].end = True
-            st[0].join()
-            s.idle()
+            last = len(st.times)
+            stop(s, st)
+            during += gaps([st], t1, t2)
             assert s.post("/commit_weights", {})[0] == 200
+            st = one_stream(s, a.rest)  # the same tokens without: later ones attend to more
+            settle([st], last)
+            stop(s, st)
+            idle += gaps([st], st.times[first], st.times[last - 1])
         show("one stream, idle", idle)
         show("one stream, staging", during)
         if idle and during:
