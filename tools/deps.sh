@@ -3,7 +3,7 @@
 set -eu
 pkgs="make gcc libc6-dev pkg-config libmicrohttpd-dev libjansson-dev libpcre2-dev libutf8proc-dev
       libxxhash-dev nettle-dev libzstd-dev libcurl4-openssl-dev curl"
-[ "${1:-}" = test ] && pkgs="$pkgs libcmocka-dev clang python3 python3-venv libclang-rt-dev"
+[ "${1:-}" = test ] && pkgs="$pkgs libcmocka-dev clang clang-format python3 python3-venv libclang-rt-dev"
 if [ "${1:-}" = browser ]; then
     grep -q '^ID=debian' /etc/os-release || { echo "skip    no browser: chromium is a Debian package"; exit 0; }
     pkgs=chromium

@@ -5,16 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FILTERS(X)                                                                                 \
-    X(tojson)                                                                                      \
-    X(length)                                                                                      \
-    X(count)                                                                                       \
-    X(trim)                                                                                        \
-    X(default)                                                                                     \
-    X(d) X(join) X(replace) X(upper) X(lower) X(capitalize) X(title) X(list) X(items) X(map)       \
-        X(selectattr) X(rejectattr) X(select) X(reject) X(first) X(last) X(string) X(int) X(float) \
-            X(abs) X(round) X(reverse) X(sort) X(unique) X(indent) X(safe) X(dictsort) X(min)      \
-                X(max) X(sum) X(attr)
+/* clang-format off */
+#define FILTERS(X)                                                                          \
+    X(tojson) X(length) X(count) X(trim) X(default) X(d) X(join) X(replace) X(upper)        \
+    X(lower) X(capitalize) X(title) X(list) X(items) X(map) X(selectattr) X(rejectattr)     \
+    X(select) X(reject) X(first) X(last) X(string) X(int) X(float) X(abs) X(round)          \
+    X(reverse) X(sort) X(unique) X(indent) X(safe) X(dictsort) X(min) X(max) X(sum) X(attr)
+/* clang-format on */
+
 enum {
 #define X(n) F_##n,
     FILTERS(X)
