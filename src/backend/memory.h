@@ -16,8 +16,6 @@
 
 /* Rows of a matrix are put in multiples of this from a multiple of it, but for its last ones. */
 #define MEMORY_ROWS 64
-/* What is made ready at once: some 10 ms. */
-#define MEMORY_READY ((size_t)64 << 20)
 
 typedef enum {
     RESIDENT_PLAIN, /* BF16 [rows][cols], row-major */
@@ -49,9 +47,10 @@ struct memory_ops {
     /* Instead of `free`: the arena waits for the next update, which spares it new memory; meanwhile the system may have
      * the memory.  NULL: arenas do not wait. */
     void (*rest)(void *ctx, void *arena, size_t bytes);
-    /* Of an arena, before it is needed: memory for [offset, offset + n), multiples of MEMORY_READY but at the end, as
-     * far as it is not there already.  Any thread, also while others put.  NULL: there is nothing to do. */
+    /* Of an arena, before it is needed: memory for [offset, offset + n), ready_bytes but at the end, as far as it is
+     * not there already.  Any thread, also while others put.  NULL: there is nothing to do. */
     err_t (*ready)(void *ctx, void *arena, size_t offset, size_t n, struct err *e);
+    size_t ready_bytes; /* no more than others may have to wait for */
     /* Canonical rows of a part into, or out of, a slot at address `at` of an arena.  Plain and f32
      * slots have PART_DATA alone. */
     void (*put)(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,

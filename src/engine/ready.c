@@ -4,10 +4,22 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include <sys/resource.h>
-#include <unistd.h>
 
-#define READY_NICE 19 /* on the CPU: steps come first */
+/* Beside steps on a CPU it rests so many times the processor time that a piece took.  It is not nice: the system fills
+ * pages under a lock that whoever maps memory waits for, and on a busy machine a nice thread that holds it is not run
+ * for seconds. */
+#define READY_REST 9
+
+static err_t make_ready(struct engine *e, bool *more, struct err *why)
+{
+    int64_t began = clock_thread_ns();
+    err_t rc = store_ready(e->o.store, more, why);
+    if (e->o.loaders_yield && atomic_load(&e->pace.steps)) {
+        int64_t rest = (clock_thread_ns() - began) * READY_REST;
+        nanosleep(&(struct timespec){rest / 1000000000, rest % 1000000000}, NULL);
+    }
+    return rc;
+}
 
 static void *ready_main(void *arg)
 {
@@ -17,9 +29,8 @@ static void *ready_main(void *arg)
     err_t rc = OK;
     int64_t began = clock_ns();
     (void)pthread_setname_np(pthread_self(), "ready");
-    if (e->o.loaders_yield) (void)setpriority(PRIO_PROCESS, (id_t)gettid(), READY_NICE);
     while (rc == OK && more && !atomic_load(&e->ready_over))
-        rc = store_ready(e->o.store, &more, &why);
+        rc = make_ready(e, &more, &why);
     if (rc != OK)
         log_line(LOG_WARN, "memory for updates is not ready: %s; the next update tries again",
                  why.msg);

@@ -235,7 +235,8 @@ err_t store_ready(struct store *s, bool *more, struct err *e)
     const struct memory *m = &s->memory;
     pthread_mutex_lock(&s->ready.lock);
     err_t rc = begin_ready(s, e);
-    size_t at = s->ready.next, n = s->bytes - at < MEMORY_READY ? s->bytes - at : MEMORY_READY;
+    size_t at = s->ready.next, most = m->ops->ready_bytes,
+           n = s->bytes - at < most ? s->bytes - at : most;
     bool work = rc == OK && !s->ready.over && n > 0;
     if (work) {
         s->ready.next += n;

@@ -47,8 +47,8 @@ class Server:
         return open(self.log.name).read()[-4000:]
 
     def settle(self, limit=60):
-        """Waits for what goes on after the start (memory for updates, made ready in the background at the lowest
-        priority): before memory or threads are counted."""
+        """Waits for what goes on after the start (memory for updates, made ready in the background): before
+        memory or threads are counted."""
         end = time.time() + limit
         while "memory for updates is ready" not in self.text():
             assert time.time() < end, self.text()

@@ -376,7 +376,7 @@ def test_health_while_overwriting():
         for path, body in ((STAGE, {"model_path": EARLY}), (UPDATE, {"model_path": EARLY}), (COMMIT, {}), (DISCARD, {})):
             code, r = s.post(path, body)
             assert code == 400 and "committing" in r["message"], (path, r)
-        assert not waits and slowest < 1, slowest
+        assert not waits and slowest < 5, slowest
         os.remove(switch)
         t.join()
         w.join()

@@ -339,7 +339,8 @@ static void memory_is_ready(void **state)
         mem_free(data);
         skip();
     }
-    assert_int_equal(calls, 2);
+    const size_t piece = memory_host.ops->ready_bytes;
+    assert_int_equal(calls, (store_bytes(s) + piece - 1) / piece);
     size_t filled = resident_pages();
     for (size_t i = 0; i < (size_t)LARGE_ROWS * LARGE_COLS; i += 1000)
         data[i] = 0x3f80;

@@ -34,17 +34,14 @@ static void rest(void *ctx, void *arena, size_t bytes)
     pages_lend(arena, bytes);
 }
 
-/* In pieces, between which others may change the address space. */
+/* A huge page: half a millisecond, for which whoever changes the address space waits. */
+#define READY_BYTES ((size_t)2 << 20)
+
 static err_t ready(void *ctx, void *arena, size_t offset, size_t n, struct err *e)
 {
-    enum { PIECE = 4 << 20 };
     (void)ctx;
-    for (size_t i = 0, m; i < n; i += m) {
-        m = n - i < PIECE ? n - i : PIECE;
-        if (!pages_fill((char *)arena + offset + i, m))
-            return err_set(e, ERR_NOMEM, "filling %zu bytes with pages: refused by the system", m);
-    }
-    return OK;
+    if (pages_fill((char *)arena + offset, n)) return OK;
+    return err_set(e, ERR_NOMEM, "filling %zu bytes with pages: refused by the system", n);
 }
 
 static void put(void *ctx, void *at, const struct resident *r, part_t part, size_t row0, size_t n,
@@ -122,6 +119,7 @@ static const struct memory_ops host_ops = {
     .alloc = arena_alloc,
     .free = arena_free,
     .rest = rest,
+    .ready_bytes = READY_BYTES,
     .ready = ready,
     .put = put,
     .get = get,

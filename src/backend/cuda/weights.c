@@ -322,6 +322,8 @@ static void *arena_alloc(void *ctx, size_t bytes)
     return NULL;
 }
 
+#define READY_BYTES ((size_t)64 << 20) /* some 10 ms */
+
 /* The staged arena on the host is pinned; one of the device has its memory when it is taken. */
 static err_t ready(void *ctx, void *arena, size_t offset, size_t n, struct err *e)
 {
@@ -429,6 +431,7 @@ static const struct memory_ops device_ops = {
     .bytes = slot_bytes,
     .alloc = arena_alloc,
     .free = arena_free,
+    .ready_bytes = READY_BYTES,
     .ready = ready,
     .put = put,
     .lend = lend,
