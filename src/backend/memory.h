@@ -47,8 +47,8 @@ struct memory_ops {
     /* Instead of `free`: the arena waits for the next update, which spares it new memory; meanwhile the system may have
      * the memory.  NULL: arenas do not wait. */
     void (*rest)(void *ctx, void *arena, size_t bytes);
-    /* Of an arena, before it is needed: memory for [offset, offset + n), ready_bytes but at the end, as far as it is
-     * not there already.  Any thread, also while others put.  NULL: there is nothing to do. */
+    /* Of an arena, before it is needed: memory for [offset, offset + n), as far as it is not there already; `offset` is a
+     * multiple of ready_bytes and n is ready_bytes, but at the end.  Any thread, also while others put.  NULL: there is nothing to do. */
     err_t (*ready)(void *ctx, void *arena, size_t offset, size_t n, struct err *e);
     size_t ready_bytes; /* no more than others may have to wait for */
     /* Canonical rows of a part into, or out of, a slot at address `at` of an arena.  Plain and f32

@@ -191,6 +191,55 @@ def test_cancel():
         s.stop()
 
 
+def niceness(s, name):
+    """Of the server's threads of this name."""
+    got, root = [], f"/proc/{s.proc.pid}/task"
+    for t in os.listdir(root):
+        with open(f"{root}/{t}/stat") as f:
+            before, after = f.read().rsplit(")", 1)
+        if before.split("(", 1)[1] == name:
+            got.append(int(after.split()[16]))
+    return got
+
+
+def test_staging_gives_way_to_steps_alone():
+    """Threads of an update run as the process does until steps are computed, then nice; a manifest's check too."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    nice = min(own + 14, 19)
+    with tempfile.TemporaryDirectory() as root:
+        hold = held(root)
+        if not hold:
+            print("skip test_staging_gives_way_to_steps_alone: a preloaded library needs a C compiler and no sanitizer")
+            return
+        lib, switch = hold
+        s = preloaded(lib, EARLY)
+        d = copy(root, "m")
+        files, tensors = sums(os.path.join(d, FILE))
+        with open(os.path.join(root, "sums.json"), "w") as f:
+            json.dump({"files": {FILE: files}, "tensors": tensors}, f)
+        for more in ({}, {"manifest": os.path.join(root, "sums.json")}):
+            open(switch, "w").close()
+            got = []
+            t = threading.Thread(target=lambda: got.append(s.post(STAGE, dict(more, model_path=d))))
+            t.start()
+            wait_state(s, "staging")
+            time.sleep(0.5)
+            idle = niceness(s, "stage")
+            assert idle and set(idle) == {own}, idle
+            stream = threading.Thread(target=s.generate, args=([5], 3000), kwargs={"ignore_eos": True, "logprobs": False})
+            stream.start()
+            end = time.time() + 20
+            while nice not in (seen := niceness(s, "stage")) and stream.is_alive() and time.time() < end:
+                time.sleep(0.02)
+            assert nice in seen and (not more or len(seen) == 1), (more, seen)  # a manifest is checked before loaders start
+            os.remove(switch)
+            stream.join()
+            t.join()
+            assert got[0][0] == 200, got
+            assert s.post(DISCARD, {})[0] == 200
+        s.stop()
+
+
 def test_sigterm_with_staged_weights():
     with Server(EARLY) as s:
         assert s.post(STAGE, {"model_path": FINAL})[0] == 200

@@ -10,9 +10,18 @@
 #include "model/model.h"
 #include "weight/dummy.h"
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 enum { TOKENS = 8, VOCAB = 320 };
+
+static _Atomic int asked, ended;
+
+static void turn(void *ctx, bool more)
+{
+    (void)ctx;
+    atomic_fetch_add(more ? &asked : &ended, 1);
+}
 
 static struct store *make(struct config *c, format_t f, int threads, uint64_t seed)
 {
@@ -35,7 +44,11 @@ static struct store *make(struct config *c, format_t f, int threads, uint64_t se
     assert_int_equal(store_new(&s, specs, n, memory_host, &e), OK);
     assert_in_range(store_bytes(s), dummy_bytes(specs, n), dummy_bytes(specs, n) * 2);
     assert_int_equal(update_begin(&u, s, &e), OK);
-    assert_int_equal(dummy_stage(u, seed, threads, NULL, &e), OK);
+    struct update_progress progress = {.turn = turn};
+    asked = ended = 0;
+    assert_int_equal(dummy_stage(u, seed, threads, &progress, &e), OK);
+    assert_true(asked > 0); /* every thread yields to steps (engine/pace.h) */
+    assert_int_equal(ended, threads);
     if (update_prepare(u, &e) != OK) fail_msg("%s: %s", formats[f].name, e.msg);
     update_commit(u);
     update_free(u);
